@@ -43,7 +43,7 @@ ARROWS = {
     },
     "chat": {"chat", "machine", "core", "errors"},
 }
-OUTER = {"cli", "server", "bench", "distill", "integrations", "verify"}
+OUTER = {"cli", "server", "bench", "distill", "integrations", "exactness"}
 
 # third-party libraries, and the only places where they are imported
 HOMES = {

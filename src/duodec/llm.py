@@ -46,10 +46,10 @@ from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler.completions import CollectedOutput, Completion, PromptBatch
+from duodec.scheduler.engine_lock import EngineLock
 from duodec.scheduler.outputs import Failed, Output, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.turns import Turns
 from duodec.scheduler.warm_up import WarmUp
 
 
@@ -69,7 +69,7 @@ class _Parts:
     clock: Callable[[], float] = perf_counter
     grammars: GrammarCompiler | None = None  # None: of the tokenizer, with the usual limits
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
-    _turns: Turns = field(default_factory=Turns)
+    _engine_lock: EngineLock = field(default_factory=EngineLock)
     _scheduler: Scheduler | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -148,13 +148,13 @@ class LLM(_Parts):
             num_slots=config.num_slots,
             parse_special=config.parse_special,
             grammars=GrammarCompiler(loaded.tokenizer, trial),
-            _turns=Turns(loaded.resources),
+            _engine_lock=EngineLock(loaded.resources),
         )
 
     @property
     def resources(self) -> ExitStack:
         """What ends with this object."""
-        return self._turns.resources
+        return self._engine_lock.resources
 
     @property
     def shares_cores(self) -> bool:
@@ -188,27 +188,27 @@ class LLM(_Parts):
     def close(self) -> None:
         """End the drafter and free the models; waits for a forward pass of another thread. Can be
         called twice. Any use after it raises BadOption."""
-        self._turns.close(self._scheduler)
+        self._engine_lock.close(self._scheduler)
 
     # one thread at a time computes; what another one launched is finished first
 
     def _launch(self) -> bool:
-        with self._turns.taken():
+        with self._engine_lock.taken():
             return self.scheduler.launch()
 
     def _finish_forward(self) -> None:
-        with self._turns.taken():
+        with self._engine_lock.taken():
             self.scheduler.finish_forward()
 
     def _step(self) -> bool:
-        with self._turns.taken():
+        with self._engine_lock.taken():
             return self.scheduler.step()
 
     def _abort(self, entries: Sequence[ScheduledRequest]) -> None:
         """Remove these requests from the scheduler, whatever ended them."""
         for entry in entries:
             entry.abort()
-        with self._turns.lock:
+        with self._engine_lock.lock:
             if self._scheduler is not None:
                 self._scheduler.drop_aborted()
 
@@ -230,7 +230,7 @@ class LLM(_Parts):
         the ``tools`` that the model may call, and ``variables`` of its own, such as
         ``enable_thinking``. ``check`` may refuse what the template writes, by raising, before it
         is tokenised."""
-        self._turns.check_open()
+        self._engine_lock.check_open()
         return prompt_tokens(
             self.tokenizer, prompt, tools=tools, variables=variables,
             parse_special=self.parse_special, check=check,
@@ -303,7 +303,7 @@ class LLM(_Parts):
         Example:
             >>> (await llm.agenerate("The capital of France is", max_tokens=8))[0].text
         """
-        run = partial(asyncio.get_running_loop().run_in_executor, self._turns.worker)
+        run = partial(asyncio.get_running_loop().run_in_executor, self._engine_lock.worker)
         batch: PromptBatch = await run(self._batch, prompts, params, method, n, sampling)
         try:
             self.scheduler.submit(batch.entries)
@@ -426,7 +426,7 @@ class LLM(_Parts):
             >>> async for event in llm.astream("Once upon a time"):
             ...     print(event)
         """
-        run = partial(asyncio.get_running_loop().run_in_executor, self._turns.worker)
+        run = partial(asyncio.get_running_loop().run_in_executor, self._engine_lock.worker)
         outputs: list[Output] = []
         own = params_of(params, sampling)
         make = partial(
@@ -466,11 +466,11 @@ class LLM(_Parts):
         if not outputs:
             return
         begin_s = self.clock()
-        if self._turns.lock.acquire(blocking=False):  # or else another thread computes on them
+        if self._engine_lock.lock.acquire(blocking=False):  # else a thread computes on them
             try:
                 self.scheduler.release_cores()
             finally:
-                self._turns.lock.release()
+                self._engine_lock.lock.release()
         while outputs:
             output = outputs.pop(0)
             if isinstance(output, Failed):
@@ -536,7 +536,7 @@ class LLM(_Parts):
         """The scheduler of this object's requests, which runs in the caller's thread."""
         if self._scheduler is not None:
             return self._scheduler
-        with self._turns.lock:
+        with self._engine_lock.lock:
             if self._scheduler is None:
                 self._scheduler = Scheduler(
                     self.target,

@@ -32,7 +32,7 @@ from duodec.server.api.tools.pythonic import LFM2
 from duodec.server.api.tools.smollm import with_tools
 from duodec.server.api.tools.splitting import ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
-from duodec.server.models import feed
+from duodec.server.models import output_collector
 
 SLOW = pytest.mark.slow
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
@@ -287,7 +287,7 @@ def test_the_arguments_of_a_required_call_come_as_they_are_written(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each piece of text goes out alone, however late the server's loop is."""
-    monkeypatch.setattr(feed, "_joined", iter)
+    monkeypatch.setattr(output_collector, "_joined", iter)
     case = CASES[name]
     tool = {"type": "function", "function": {"name": "put", "parameters": {
         "type": "object", "additionalProperties": False, "required": ["a", "b"],

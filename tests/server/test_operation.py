@@ -40,9 +40,9 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
         await asyncio.Event().wait()
 
     async def run() -> None:
-        writer, feed = await service.complete({"prompt": "hello", "stream": True})
+        writer, outputs = await service.complete({"prompt": "hello", "stream": True})
         assert writer.is_streamed
-        await EventStream(writer, feed, 15.0)({}, never, never)
+        await EventStream(writer, outputs, 15.0)({}, never, never)
 
     begin_s = perf_counter()
     try:
@@ -65,7 +65,7 @@ def test_a_model_is_free_when_its_last_token_is_computed_whoever_reads_it(path: 
     bodies: list[bytes] = []
 
     async def run() -> None:
-        writer, feed = await getattr(service, path)({**own[path], "stream": True, "seed": 1})
+        writer, outputs = await getattr(service, path)({**own[path], "stream": True, "seed": 1})
         reads = asyncio.Event()
 
         async def send(message: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_model_is_free_when_its_last_token_is_computed_whoever_reads_it(path: 
                 await reads.wait()
                 bodies.append(message["body"])
 
-        answering = asyncio.ensure_future(EventStream(writer, feed, 15.0)({}, never, send))
+        answering = asyncio.ensure_future(EventStream(writer, outputs, 15.0)({}, never, send))
         (served,) = service.models.loaded
         while served.is_busy:
             await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ from duodec.server.http.json_limits import parse_object
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
 from duodec.server.logs import log
 from duodec.server.metrics import CONTENT_TYPE
-from duodec.server.models.feed import Feed
+from duodec.server.models.output_collector import OutputCollector
 from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
 
@@ -131,7 +131,7 @@ class Routes:
         async def work() -> Prepared | dict[str, Any]:
             return await prepare(await intake.run(parse_object, data))
 
-        late: list[Feed] = []  # that nobody waited for any more
+        late: list[OutputCollector] = []  # that nobody waited for any more
 
         def drop(found: Prepared | dict[str, Any]) -> None:
             if isinstance(found, tuple):
@@ -182,11 +182,13 @@ class Routes:
                     raise too_large(most)
         return bytes(data)
 
-    async def _response(self, request: Request, writer: Writer, feed: Feed) -> Response:
+    async def _response(
+        self, request: Request, writer: Writer, outputs: OutputCollector
+    ) -> Response:
         if writer.is_streamed:
-            stream: Any = EventStream(writer, feed, self._service.settings.ping_s)
+            stream: Any = EventStream(writer, outputs, self._service.settings.ping_s)
             return stream  # type: ignore[no-any-return]
-        return JSONResponse(await whole(writer, feed, request.receive))
+        return JSONResponse(await whole(writer, outputs, request.receive))
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -41,8 +41,8 @@ from duodec.server.errors import ApiError, unavailable
 from duodec.server.http.intake import Intake
 from duodec.server.http.streams import Prepared
 from duodec.server.metrics import Meters
-from duodec.server.models.feed import Feed
 from duodec.server.models.loaded import UNLOADED, LoadedModel, ModelLease
+from duodec.server.models.output_collector import OutputCollector
 from duodec.server.models.registry import Models, Source
 from duodec.server.models.scheduler_thread import FairLock
 from duodec.server.prompt_log import PromptLog
@@ -193,7 +193,7 @@ class Service:
             scheduled, parts = await self._scheduled_chat(lease.model, chat, chat.shown)
             prompts, piece = _prompts(scheduled), self._piece(lease)
             writer = ChatWriter(chat, lease.model.name, prompts, piece, parts)
-            return writer, self._feed(lease, scheduled, chat)
+            return writer, self._collector(lease, scheduled, chat)
 
     async def respond(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/responses``. Raises ApiError and what the model refuses."""
@@ -215,7 +215,7 @@ class Service:
                 own, lease.model.name, len(scheduled[0].request.prompt), parts, self._piece(lease),
                 lease.model.num_tokens, remember,
             )  # fmt: skip
-            return writer, self._feed(lease, scheduled, own)
+            return writer, self._collector(lease, scheduled, own)
 
     async def message(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/messages``. Raises ApiError and what the model refuses."""
@@ -225,7 +225,7 @@ class Service:
             scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages)
             num_prompt_tokens = len(scheduled[0].request.prompt)
             writer = MessageWriter(own, lease.model.name, num_prompt_tokens, parts)
-            return writer, self._feed(lease, scheduled, own)
+            return writer, self._collector(lease, scheduled, own)
 
     async def complete(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/completions``. Raises ApiError and what the model refuses."""
@@ -246,7 +246,7 @@ class Service:
             if own.echo:
                 texts = [await self._run(model, _text, llm, prompt) for prompt in own.prompt]
                 writer.begin_with([text for text in texts for _ in range(own.n)])
-            return writer, self._feed(lease, scheduled, own)
+            return writer, self._collector(lease, scheduled, own)
 
     # --- Ollama's requests
 
@@ -277,7 +277,7 @@ class Service:
                 scheduled, parts = await self._scheduled(model, own, params, tokens), Parts(None, 0)
             num_tokens = len(scheduled[0].request.prompt)
             writer = OllamaWriter(own, name, num_tokens, parts, self._piece(lease), said)
-            return writer, self._feed(lease, scheduled, own)
+            return writer, self._collector(lease, scheduled, own)
 
     async def tags(self) -> dict[str, Any]:
         """All models, as Ollama lists them."""
@@ -436,10 +436,12 @@ class Service:
         run = self.intake.run if is_quick else self.intake.compile
         return await run(model.guarded(made))
 
-    def _feed(self, lease: ModelLease, scheduled: Sequence[ScheduledRequest], body: Body) -> Feed:
+    def _collector(
+        self, lease: ModelLease, scheduled: Sequence[ScheduledRequest], body: Body
+    ) -> OutputCollector:
         """The model is leased until the response has its last output, read or not."""
         interval_s = self.settings.interval_s if body.stream else inf
-        return Feed(
+        return OutputCollector(
             lease.model.scheduler, scheduled, self.settings.timeout_s, interval_s,
             self.intake.begin_s, lease.release,
         )  # fmt: skip
@@ -454,7 +456,7 @@ def _prompts(scheduled: Sequence[ScheduledRequest]) -> list[Sequence[int]]:
 
 
 def _unheard(output: Output) -> None:
-    """Until a feed listens."""
+    """Until a collector listens."""
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:

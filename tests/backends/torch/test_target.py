@@ -33,7 +33,7 @@ from fakes.torch_models import (
 )
 
 from duodec.backends.torch.forward.attention import Layout, TextWindow
-from duodec.backends.torch.forward.forwards import Lines
+from duodec.backends.torch.forward.forwards import InputRows
 from duodec.backends.torch.forward.graphs import Graphs, Queue
 from duodec.backends.torch.forward.layouts import Readings
 from duodec.backends.torch.forward.network import Network
@@ -159,9 +159,9 @@ def test_the_end_of_a_prompt_costs_few_rows(monkeypatch: pytest.MonkeyPatch) -> 
     computed: list[int] = []
     read = target._forwards.read
 
-    def counted(lines: Lines, num_rows: int, layout: Layout) -> torch.Tensor:
+    def counted(inputs: InputRows, num_rows: int, layout: Layout) -> torch.Tensor:
         computed.append(num_rows)
-        return read(lines, num_rows, layout)
+        return read(inputs, num_rows, layout)
 
     monkeypatch.setattr(target._forwards, "read", counted)
     text = random_text(1100)
@@ -408,10 +408,12 @@ def test_all_forwards_of_several_texts_have_one_layout(monkeypatch: pytest.Monke
     target = target_of("llama", num_slots=3, is_width_exact=False)
     score, seen = target._forwards.score, list[tuple[object, bool]]()
 
-    def scored(lines: Lines, num_rows: int, layout: Layout, *, can_repeat: bool) -> torch.Tensor:
-        if len(lines.bases) > 1:
+    def scored(
+        inputs: InputRows, num_rows: int, layout: Layout, *, can_repeat: bool
+    ) -> torch.Tensor:
+        if len(inputs.bases) > 1:
             seen.append((layout, can_repeat))
-        return score(lines, num_rows, layout, can_repeat=can_repeat)
+        return score(inputs, num_rows, layout, can_repeat=can_repeat)
 
     monkeypatch.setattr(target._forwards, "score", scored)
     for slots in ((0, 1), (2, 0), (0, 1, 2)):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from duodec.backends.torch.checkpoint.memory import Extent
 from duodec.backends.torch.forward.attention import TAIL
-from duodec.backends.torch.forward.forwards import Forwards, Lines, failure
+from duodec.backends.torch.forward.forwards import Forwards, InputRows, failure
 from duodec.backends.torch.forward.graphs import Queue
 from duodec.backends.torch.forward.layouts import Layouts, Readings, WindowLayouts, exact_layouts
 from duodec.backends.torch.forward.network import Network
@@ -292,9 +292,9 @@ class TorchTarget(Target):
         begin = len(memo.trunk)
         while True:
             stop = min(begin + chunk, end)
-            lines = Lines.of_text(query, memo.base, begin, stop)
-            num_rows, window = self._readings.of(memo.base, begin, len(lines))
-            found = self._forwards.read(lines, num_rows, window)
+            inputs = InputRows.of_text(query, memo.base, begin, stop)
+            num_rows, window = self._readings.of(memo.base, begin, len(inputs))
+            found = self._forwards.read(inputs, num_rows, window)
             memo.extend(query.text[begin:stop], num_rows)
             begin = stop
             if begin == end:
@@ -335,27 +335,27 @@ class TorchTarget(Target):
         parts, places = [], []
         for query, memo, first in zip(queries, memos, firsts, strict=False):
             end = len(query.text)
-            text = Lines.of_text(query, memo.base, len(memo.trunk), end)
-            parts += [text, Lines.of_draft(query, memo.base)]
+            text = InputRows.of_text(query, memo.base, len(memo.trunk), end)
+            parts += [text, InputRows.of_draft(query, memo.base)]
             places += [-1] * (len(text) - 1) + [first] * bool(len(text))
             places += range(first + 1, first + 1 + len(query.draft))
-        lines = sum(parts[1:], parts[0])
+        inputs = sum(parts[1:], parts[0])
         wanted = np.array(places, dtype=np.int64)
         is_row = np.flatnonzero(wanted >= 0)
-        lines.draw(is_row, rows.params.ways[wanted[is_row]])
+        inputs.draw(is_row, rows.params.ways[wanted[is_row]])
         step = self._widths[-1]
-        for begin in range(0, len(lines), step):
+        for begin in range(0, len(inputs), step):
             part = slice(begin, begin + step)
-            self._score_part(lines[part], wanted[part], rows)
+            self._score_part(inputs[part], wanted[part], rows)
         for query, memo in zip(queries, memos, strict=True):
             memo.extend(query.text[len(memo.trunk) :])
             memo.tree = query.draft
 
-    def _score_part(self, lines: Lines, wanted: np.ndarray[Any, Any], rows: _Rows) -> None:
-        num_rows = next(width for width in self._widths if width >= len(lines))
-        layout = self._layouts.of(lines)
-        can_repeat = len(lines.bases) == 1 or layout in self._recurring
-        logits, summaries = self._forwards.score(lines, num_rows, layout, can_repeat=can_repeat)
+    def _score_part(self, inputs: InputRows, wanted: np.ndarray[Any, Any], rows: _Rows) -> None:
+        num_rows = next(width for width in self._widths if width >= len(inputs))
+        layout = self._layouts.of(inputs)
+        can_repeat = len(inputs.bases) == 1 or layout in self._recurring
+        logits, summaries = self._forwards.score(inputs, num_rows, layout, can_repeat=can_repeat)
         is_row = np.flatnonzero(wanted >= 0)
         source, target = upload(np.stack([is_row, wanted[is_row]]), logits.device)
         rows.logits.index_copy_(0, target, logits.index_select(0, source))
@@ -366,12 +366,12 @@ class TorchTarget(Target):
         """Run one forward of each kind that comes again and again, so that nothing is planned,
         compiled or captured while somebody waits for a token, and memory that is short runs out
         at once. Only windows of other slots than the first are captured when they come."""
-        line = Lines.of_text(Query(0, np.zeros(1, dtype=np.int32)), 0, 0, 1)
+        inputs = InputRows.of_text(Query(0, np.zeros(1, dtype=np.int32)), 0, 0, 1)
         for num_rows, window in self._readings.for_one_text():
-            self._forwards.read(line, num_rows, window)
+            self._forwards.read(inputs, num_rows, window)
         for layout in self._recurring:
             for width in self._widths:
-                self._forwards.score(line, width, layout, can_repeat=True)
+                self._forwards.score(inputs, width, layout, can_repeat=True)
         logits = torch.zeros((1, self._network.num_vocab), device=self._network.device)
         for params in _DRAWN_FIRST:
             query = Query(0, np.zeros(1, dtype=np.int32), Draft(), Sampler(params), 1)

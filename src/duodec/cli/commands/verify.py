@@ -22,8 +22,8 @@ from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:
-    from duodec.verify.audit import Check, Limits, Report
-    from duodec.verify.endpoint import Endpoint
+    from duodec.exactness.audit import Check, Limits, Report
+    from duodec.exactness.endpoint import Endpoint
 
 EPILOG = """
 Examples:
@@ -97,7 +97,7 @@ def verify(
     Greedy texts, seeds, logprobs, company, aborted streams, an agent's conversation cold and warm,
     calls of tools: what drafts, caches and batches must not change.
     """
-    from duodec.verify.audit import Limits
+    from duodec.exactness.audit import Limits
 
     check_installed()
     if output is not None and output.exists() and not output.is_dir():
@@ -123,7 +123,7 @@ def verify(
 
 def _checks(names: str) -> dict[str, Check]:
     """Raises BadOption."""
-    from duodec.verify.checks import CHECKS
+    from duodec.exactness.checks import CHECKS
 
     if names == _ALL:
         return CHECKS
@@ -138,7 +138,7 @@ def _checks(names: str) -> dict[str, Check]:
 
 def _servers(urls: Sequence[str], models: Sequence[str], keys: Sequence[str]) -> list[Endpoint]:
     """Raises BadOption."""
-    from duodec.verify.endpoint import opened
+    from duodec.exactness.endpoint import opened
 
     for option, given in (("model", models), ("api-key", keys)):
         if len(given) > len(urls):
@@ -158,10 +158,10 @@ def _servers(urls: Sequence[str], models: Sequence[str], keys: Sequence[str]) ->
 def _halves(config: EngineConfig, method: str, is_quiet: bool) -> Iterator[list[Endpoint]]:
     """A model of a server of our own, asked without drafts and with them."""
     from duodec.cli.commands.serve import served_name, source_of
+    from duodec.exactness.endpoint import opened
     from duodec.server import process
     from duodec.server.service import Service
     from duodec.server.settings import Settings
-    from duodec.verify.endpoint import opened
 
     settings = Settings(served_name(config.target), port=0, num_slots=_SLOTS, grace_s=0)
     config = replace(config, num_slots=settings.num_slots)
@@ -182,8 +182,8 @@ def _halves(config: EngineConfig, method: str, is_quiet: bool) -> Iterator[list[
 def _audit(
     endpoints: Sequence[Endpoint], limits: Limits, checks: dict[str, Check], is_quiet: bool
 ) -> Report:
-    from duodec.verify import prompts
-    from duodec.verify.audit import Audit, Report, run
+    from duodec.exactness import prompts
+    from duodec.exactness.audit import Audit, Report, run
 
     audit = Audit(endpoints, limits, texts=prompts.texts(limits.prompts, limits.max_tokens))
     with progress_bar(is_quiet=is_quiet) as on_progress:
@@ -195,7 +195,7 @@ def _audit(
 
 def _show(report: Report, output: Path | None, *, is_json: bool) -> None:
     """Raises BadOption for a folder that cannot be written."""
-    from duodec.verify.report import summary, verdict, write
+    from duodec.exactness.report import summary, verdict, write
 
     if is_json:
         put(f"{json_format.dumps(report.as_json(), ensure_ascii=False)}\n")

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.errors import ApiError, api_error
 from duodec.server.logs import log, note
-from duodec.server.models.feed import Feed
+from duodec.server.models.output_collector import OutputCollector
 
 _T = TypeVar("_T")
 _LAST_WORDS_S = 5.0  # that a client may take to read why its response ended
@@ -104,7 +104,7 @@ class Writer(Protocol):
         """For the log: how many tokens, how fast."""
 
 
-Prepared = tuple[Writer, Feed]
+Prepared = tuple[Writer, OutputCollector]
 """A request that is with the scheduler, and what writes its response."""
 
 
@@ -112,34 +112,34 @@ class ClientGone(Exception):
     """The client closed the connection before it had its response."""
 
 
-async def whole(writer: Writer, feed: Feed, receive: Receive) -> dict[str, Any]:
+async def whole(writer: Writer, outputs: OutputCollector, receive: Receive) -> dict[str, Any]:
     """The complete response. Raises what ended it, and ClientGone."""
     try:
-        return await or_gone(receive, _collected(writer, feed))
+        return await or_gone(receive, _collected(writer, outputs))
     finally:
-        feed.close()
-        _note(writer, feed)
+        outputs.close()
+        _note(writer, outputs)
 
 
-async def _collected(writer: Writer, feed: Feed) -> dict[str, Any]:
-    while not feed.is_over:
-        for index, output in await feed.next(inf):
+async def _collected(writer: Writer, outputs: OutputCollector) -> dict[str, Any]:
+    while not outputs.is_over:
+        for index, output in await outputs.next(inf):
             writer.add(index, output)
     return writer.whole()
 
 
 class EventStream:
-    """An ASGI response of events, as they come. The feed is closed after its last output, whenever
-    the client reads that."""
+    """An ASGI response of events, as they come. The collector is closed after its last output,
+    whenever the client reads that."""
 
-    def __init__(self, writer: Writer, feed: Feed, ping_s: float) -> None:
-        self._writer, self._feed, self._ping_s = writer, feed, ping_s
+    def __init__(self, writer: Writer, outputs: OutputCollector, ping_s: float) -> None:
+        self._writer, self._outputs, self._ping_s = writer, outputs, ping_s
         self._unsent = bytearray()
         self._news = asyncio.Event()  # there is more to send, or never will be
         self._is_complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        most_s = self._feed.left_s + _LAST_WORDS_S
+        most_s = self._outputs.left_s + _LAST_WORDS_S
         making = asyncio.ensure_future(self._make())
         try:
             await asyncio.wait_for(or_gone(receive, self._send_all(send)), most_s)
@@ -150,8 +150,8 @@ class EventStream:
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
-            self._feed.close()
-            _note(self._writer, self._feed)
+            self._outputs.close()
+            _note(self._writer, self._outputs)
 
     async def _make(self) -> None:
         """Take outputs as they come, so that the model is free after the last one."""
@@ -162,7 +162,7 @@ class EventStream:
         finally:
             self._is_complete = True
             self._news.set()
-            self._feed.close()
+            self._outputs.close()
 
     async def _send_all(self, send: Send) -> None:
         headers = [(b"content-type", self._writer.framing.content_type), *_HEADERS]
@@ -180,9 +180,9 @@ class EventStream:
         try:
             for chunk in self._writer.opening():
                 yield framing.event(chunk)
-            while not self._feed.is_over:
+            while not self._outputs.is_over:
                 # text may be held back for long, as that of a call is
-                outputs = await self._feed.next(max(0.0, sent_s + self._ping_s - perf_counter()))
+                outputs = await self._outputs.next(max(0.0, sent_s + self._ping_s - perf_counter()))
                 chunks = [chunk for output in outputs for chunk in self._writer.add(*output)]
                 if chunks or perf_counter() - sent_s >= self._ping_s:
                     yield b"".join(map(framing.event, chunks)) or framing.ping
@@ -197,10 +197,10 @@ class EventStream:
         yield framing.end
 
 
-def _note(writer: Writer, feed: Feed) -> None:
+def _note(writer: Writer, outputs: OutputCollector) -> None:
     """Let the log say what the response was, with what was generated of one that was cut short."""
     found = writer.facts()
-    for counts in feed.cut_short:
+    for counts in outputs.cut_short:
         found["tokens"] += counts.num_tokens
         found["drafted"] += counts.num_drafted
         found["accepted"] += counts.num_accepted

@@ -29,13 +29,13 @@ _GREEDY = int(np.float32(GREEDY).view(np.int32))
 
 
 @dataclass(frozen=True)
-class Lines:
+class InputRows:
     """Rows to compute, on the host: (rows, columns) int64."""
 
     values: NDArray[np.int64]
 
     @classmethod
-    def of_text(cls, query: Query, base: int, begin: int, end: int) -> Lines:
+    def of_text(cls, query: Query, base: int, begin: int, end: int) -> InputRows:
         """Positions ``begin`` .. ``end - 1`` of the query's text."""
         values = np.empty((end - begin, _WIDTH), dtype=np.int64)
         positions = np.arange(begin, end)
@@ -50,7 +50,7 @@ class Lines:
         return cls(values)
 
     @classmethod
-    def of_draft(cls, query: Query, base: int) -> Lines:
+    def of_draft(cls, query: Query, base: int) -> InputRows:
         """The draft's nodes, in cells after the text in their own order."""
         draft, end = query.draft, len(query.text)
         values = np.empty((len(draft), _WIDTH), dtype=np.int64)
@@ -73,11 +73,11 @@ class Lines:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, part: slice) -> Lines:
-        return Lines(self.values[part])
+    def __getitem__(self, part: slice) -> InputRows:
+        return InputRows(self.values[part])
 
-    def __add__(self, other: Lines) -> Lines:
-        return Lines(np.concatenate([self.values, other.values]))
+    def __add__(self, other: InputRows) -> InputRows:
+        return InputRows(np.concatenate([self.values, other.values]))
 
     @property
     def bases(self) -> list[int]:
@@ -133,20 +133,20 @@ class Forwards:
         )
         self._copied = torch.cuda.Event() if queue.is_cuda else None
 
-    def read(self, lines: Lines, num_rows: int, layout: Layout) -> torch.Tensor:
-        """Compute ``lines`` padded to ``num_rows``, without a graph: the logits of the last of
+    def read(self, inputs: InputRows, num_rows: int, layout: Layout) -> torch.Tensor:
+        """Compute ``inputs`` padded to ``num_rows``, without a graph: the logits of the last of
         them, (1, vocab) fp32. Raises ComputeFailed."""
-        self._send(lines, num_rows)
-        last = upload([len(lines) - 1], self._inputs.device)
+        self._send(inputs, num_rows)
+        last = upload([len(inputs) - 1], self._inputs.device)
         return self._guarded(lambda: self._compute(num_rows, layout, last)).float()
 
     def score(
-        self, lines: Lines, num_rows: int, layout: Layout, *, can_repeat: bool
+        self, inputs: InputRows, num_rows: int, layout: Layout, *, can_repeat: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute ``lines`` padded to ``num_rows``: their logits, (rows, vocab) fp32, and their
+        """Compute ``inputs`` padded to ``num_rows``: their logits, (rows, vocab) fp32, and their
         summaries, none if these are not made. Forward passes that can repeat, with the same layout,
         use a graph. Raises ComputeFailed."""
-        self._send(lines, num_rows)
+        self._send(inputs, num_rows)
 
         def body() -> None:
             logits = self._logits[:num_rows]
@@ -157,22 +157,22 @@ class Forwards:
 
         run = self._graphs.run if can_repeat else _run
         self._guarded(lambda: run((num_rows, layout), body))
-        return self._logits[: len(lines)], self._summaries[: len(lines)]
+        return self._logits[: len(inputs)], self._summaries[: len(inputs)]
 
-    def _send(self, lines: Lines, num_rows: int) -> None:
+    def _send(self, inputs: InputRows, num_rows: int) -> None:
         """Put the rows in the static inputs: one copy."""
         if self._copied is not None:
             self._copied.synchronize()  # the previous copy may still be in progress
         host = self._host[:num_rows]
         values = host.numpy()
-        num_lines = len(lines)
-        values[:num_lines] = lines.values
-        values[num_lines:] = 0
-        values[num_lines:, _CELL] = self._pad_cell + np.arange(num_rows - num_lines)
-        base = lines.values[0, _BASE]
-        values[num_lines:, _BASE] = base
-        values[num_lines:, _WAY:_TAIL] = _GREEDY
-        values[num_lines:, _TAIL:] = base
+        num_inputs = len(inputs)
+        values[:num_inputs] = inputs.values
+        values[num_inputs:] = 0
+        values[num_inputs:, _CELL] = self._pad_cell + np.arange(num_rows - num_inputs)
+        base = inputs.values[0, _BASE]
+        values[num_inputs:, _BASE] = base
+        values[num_inputs:, _WAY:_TAIL] = _GREEDY
+        values[num_inputs:, _TAIL:] = base
         self._inputs[:num_rows].copy_(host, non_blocking=True)
         if self._copied is not None:
             self._copied.record(self._queue.stream)

@@ -14,7 +14,7 @@ from duodec.backends.torch.forward.attention import (
     TextWindow,
     TreeWindow,
 )
-from duodec.backends.torch.forward.forwards import Lines
+from duodec.backends.torch.forward.forwards import InputRows
 from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.library import first_line
 
@@ -23,7 +23,7 @@ _TOLERANCE = 0.05  # of numbers around 1, in half precision
 
 
 class Layouts(Protocol):
-    def of(self, lines: Lines) -> Layout:
+    def of(self, inputs: InputRows) -> Layout:
         """The layout of a forward pass that continues texts."""
 
     def recurring(self) -> Sequence[Layout]:
@@ -38,11 +38,11 @@ class WindowLayouts:
         self._num_cells = num_slots * num_region
         self._sizes = _sizes(_WINDOW, 4, num_region)
 
-    def of(self, lines: Lines) -> TreeWindow:
-        bases = lines.bases
+    def of(self, inputs: InputRows) -> TreeWindow:
+        bases = inputs.bases
         if len(bases) > 1:
             return TreeWindow(0, self._num_cells)
-        return TreeWindow(bases[0], _at_least(self._sizes, lines.end_cell - bases[0]))
+        return TreeWindow(bases[0], _at_least(self._sizes, inputs.end_cell - bases[0]))
 
     def recurring(self) -> list[TreeWindow]:
         alone = [TreeWindow(0, size) for size in self._sizes]
@@ -56,10 +56,10 @@ class BlockLayouts:
     def __init__(self, num_region: int) -> None:
         self._sizes = [0, *_sizes(BLOCK, 2, num_region)]
 
-    def of(self, lines: Lines) -> Blocks:
+    def of(self, inputs: InputRows) -> Blocks:
         begins: list[int] = []
-        for base in lines.bases:
-            num_seen = max(0, lines.last_position(base) + 1 - TAIL)
+        for base in inputs.bases:
+            num_seen = max(0, inputs.last_position(base) + 1 - TAIL)
             begins += self._blocks(base, _at_least(self._sizes, num_seen)).begins
         return Blocks(tuple(begins))
 
@@ -77,9 +77,9 @@ class SplitLayouts:
     num_slots: int
     num_region: int
 
-    def of(self, lines: Lines) -> Layout:
+    def of(self, inputs: InputRows) -> Layout:
         alone, *together = self.recurring()
-        return together[0] if len(lines.bases) > 1 else alone
+        return together[0] if len(inputs.bases) > 1 else alone
 
     def recurring(self) -> list[Layout]:
         from duodec.backends.torch.forward.kernels import SPLIT, Splits
@@ -139,14 +139,14 @@ class Readings:
         windows = () if num_region is None else _sizes(num_chunk, 2, num_region + num_chunk)
         return cls(tuple(_sizes(max(1, least_rows), 2, num_chunk)), tuple(windows))
 
-    def num_rows(self, num_lines: int) -> int:
+    def num_rows(self, num_inputs: int) -> int:
         """The rows in which so many tokens are prefilled."""
-        return _at_least(self.rows or (num_lines,), num_lines)
+        return _at_least(self.rows or (num_inputs,), num_inputs)
 
-    def of(self, base: int, begin: int, num_lines: int) -> tuple[int, TextWindow]:
-        """The shape for ``num_lines`` tokens from position ``begin`` on, of the slot at
+    def of(self, base: int, begin: int, num_inputs: int) -> tuple[int, TextWindow]:
+        """The shape for ``num_inputs`` tokens from position ``begin`` on, of the slot at
         ``base``."""
-        num_rows = self.num_rows(num_lines)
+        num_rows = self.num_rows(num_inputs)
         num_cells = begin + num_rows
         return num_rows, TextWindow(base, _at_least(self.windows or (num_cells,), num_cells))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from duodec.bench.reports.report import rendered, write_page
 from duodec.bench.reports.tables import Cell, Table
-from duodec.verify.audit import PAGE, RESULTS, Report
-from duodec.verify.judging import DIFFERS, FAILED, FAULTS, NEAR_TIE, NOT_SERVED, SAME, WRONG
+from duodec.exactness.audit import PAGE, RESULTS, Report
+from duodec.exactness.judging import DIFFERS, FAILED, FAULTS, NEAR_TIE, NOT_SERVED, SAME, WRONG
 
 _VERDICTS = (SAME, NEAR_TIE, WRONG, DIFFERS, FAILED, NOT_SERVED)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
-from duodec.verify.endpoint import Case, Endpoint, Reply, Step, Trouble, with_logprobs
+from duodec.exactness.endpoint import Case, Endpoint, Reply, Step, Trouble, with_logprobs
 
 SAME, NEAR_TIE, WRONG, DIFFERS = "same", "near tie", "wrong", "differs"
 FAILED, NOT_SERVED = "failed", "not served"

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from duodec.verify.endpoint import Case, Endpoint, Reply, Trouble
-from duodec.verify.judging import Answer, Finding, judged, noise
+from duodec.exactness.endpoint import Case, Endpoint, Reply, Trouble
+from duodec.exactness.judging import Answer, Finding, judged, noise
 
 OnProgress = Callable[[str, int, int], None]
 RESULTS, PAGE = "verify.json", "verify.html"

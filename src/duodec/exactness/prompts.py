@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.verify.endpoint import Case
+from duodec.exactness.endpoint import Case
 
 _GREEDY = {"temperature": 0}
 _CHAT = "chat/completions"

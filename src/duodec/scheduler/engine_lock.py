@@ -17,7 +17,7 @@ _CLOSED = "this LLM is closed; load it again, or keep its `with` block open whil
 
 
 @dataclass
-class Turns:
+class EngineLock:
     """The lock of the thread that computes, and what ends with the models; copies of an `LLM`
     share them."""
 

@@ -22,7 +22,7 @@ Numbered = tuple[int, Piece | Done]
 """An output, and the choice that it belongs to."""
 
 
-class Feed:
+class OutputCollector:
     """Submits the requests; raises ApiError where there is no room. Pieces are handed out every
     ``interval_s`` seconds at most. The owner calls `close` after the last output, or when nobody
     listens any more, once or again; it calls ``on_close``."""
@@ -85,7 +85,7 @@ class Feed:
             self.cut_short = [self._requests[i].counts for i in self._open]
         for request in self._requests:
             self._scheduler.abort(request)
-        self._requests = ()  # they know this feed: what they hold is freed now, not some time later
+        self._requests = ()  # they know this collector: what they hold is freed now, not later
         self._on_close()
 
     def _taken(self) -> Iterator[Numbered]:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from duodec.verify import prompts
-from duodec.verify.audit import Audit, Check
-from duodec.verify.endpoint import Call, Case, Endpoint, Reply, Trouble, with_logprobs
-from duodec.verify.judging import (
+from duodec.exactness import prompts
+from duodec.exactness.audit import Audit, Check
+from duodec.exactness.endpoint import Call, Case, Endpoint, Reply, Trouble, with_logprobs
+from duodec.exactness.judging import (
     DIFFERS,
     NOT_SERVED,
     SAME,

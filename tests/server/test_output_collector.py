@@ -19,7 +19,7 @@ from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.errors import ApiError
 from duodec.server.http.streams import ClientGone, whole
 from duodec.server.logs import facts
-from duodec.server.models.feed import Feed, Numbered
+from duodec.server.models.output_collector import Numbered, OutputCollector
 
 LONG_S = 30.0
 
@@ -37,10 +37,12 @@ class ByHand:
         task.abort()
 
 
-def feed_of(num: int = 1, timeout_s: float = LONG_S, interval_s: float = 0.0) -> tuple[Feed, Any]:
+def collector_of(
+    num: int = 1, timeout_s: float = LONG_S, interval_s: float = 0.0
+) -> tuple[OutputCollector, Any]:
     pool: Any = ByHand()
     tasks = [ScheduledRequest(Request((1,), 2), Autoregressive(), print) for _ in range(num)]
-    return Feed(pool, tasks, timeout_s, interval_s), pool.tasks
+    return OutputCollector(pool, tasks, timeout_s, interval_s), pool.tasks
 
 
 def piece(text: str, num_tokens: int = 1) -> Piece:
@@ -56,13 +58,13 @@ def texts(told: Sequence[Numbered]) -> list[tuple[int, str]]:
 
 def test_the_first_word_comes_at_once_and_those_of_an_interval_as_one() -> None:
     async def main() -> None:
-        feed, (job,) = feed_of(interval_s=0.2)
+        collector, (job,) = collector_of(interval_s=0.2)
         job.say(piece("a"))
-        assert texts(await feed.next(LONG_S)) == [(0, "a")]
+        assert texts(await collector.next(LONG_S)) == [(0, "a")]
         begin_s = perf_counter()
         job.say(piece("b", 2))
         job.say(piece("c", 3))
-        ((index, word),) = await feed.next(LONG_S)
+        ((index, word),) = await collector.next(LONG_S)
         assert perf_counter() - begin_s > 0.15
         assert isinstance(word, Piece)
         assert (index, word.delta.text, word.counts.num_tokens) == (0, "bc", 3)
@@ -79,10 +81,10 @@ def test_the_log_says_what_was_generated_of_a_response_that_was_cut_short() -> N
             return []
 
     async def main() -> None:
-        feed, (ended, running) = feed_of(2)
+        collector, (ended, running) = collector_of(2)
         ended.counts, running.counts = Counts(5, 3, 2, 1), Counts(7, 4, 6, 3)
         ended.say(DONE)
-        assert [output for _, output in await feed.next(LONG_S)] == [DONE]
+        assert [output for _, output in await collector.next(LONG_S)] == [DONE]
         running.is_over = True  # the scheduler may be the first to end what was cut short
 
         async def receive() -> dict[str, Any]:
@@ -91,8 +93,8 @@ def test_the_log_says_what_was_generated_of_a_response_that_was_cut_short() -> N
         noted: dict[str, Any] = {}
         facts.set(noted)
         with pytest.raises(ClientGone):
-            await whole(cast(Any, Writer()), feed, cast(Any, receive))
-        feed.close()  # again
+            await whole(cast(Any, Writer()), collector, cast(Any, receive))
+        collector.close()  # again
         assert noted == {"tokens": 12, "drafted": 8, "accepted": 4}
 
     asyncio.run(main())
@@ -100,11 +102,11 @@ def test_the_log_says_what_was_generated_of_a_response_that_was_cut_short() -> N
 
 def test_a_word_after_a_pause_is_told_at_once() -> None:
     async def main() -> None:
-        feed, (job,) = feed_of(interval_s=1.0)
+        collector, (job,) = collector_of(interval_s=1.0)
         job.say(piece("a"))
-        await feed.next(LONG_S)
-        told = asyncio.ensure_future(feed.next(LONG_S))
-        await asyncio.sleep(1.1)  # the interval is over, and the feed listens
+        await collector.next(LONG_S)
+        told = asyncio.ensure_future(collector.next(LONG_S))
+        await asyncio.sleep(1.1)  # the interval is over, and the collector listens
         begin_s = perf_counter()
         job.say(piece("b"))
         assert texts(await told) == [(0, "b")]
@@ -116,9 +118,9 @@ def test_a_word_after_a_pause_is_told_at_once() -> None:
 @pytest.mark.parametrize("is_early", [True, False])
 def test_the_end_waits_for_no_interval(is_early: bool) -> None:
     async def main() -> None:
-        feed, (job,) = feed_of(interval_s=LONG_S)
+        collector, (job,) = collector_of(interval_s=LONG_S)
         job.say(piece("a"))
-        await feed.next(LONG_S)
+        await collector.next(LONG_S)
         begin_s = perf_counter()
         if is_early:
             job.say(piece("b"))
@@ -127,8 +129,8 @@ def test_the_end_waits_for_no_interval(is_early: bool) -> None:
         else:
             asyncio.get_running_loop().call_later(0.1, job.say, piece("b"))
             asyncio.get_running_loop().call_later(0.2, job.say, DONE)
-        assert [word for _, word in await feed.next(LONG_S)] == [piece("b"), DONE]
-        assert feed.is_over
+        assert [word for _, word in await collector.next(LONG_S)] == [piece("b"), DONE]
+        assert collector.is_over
         assert perf_counter() - begin_s < LONG_S / 2
 
     asyncio.run(main())
@@ -136,44 +138,44 @@ def test_the_end_waits_for_no_interval(is_early: bool) -> None:
 
 def test_choices_are_told_apart_and_each_text_before_its_end() -> None:
     async def main() -> None:
-        feed, (first, second) = feed_of(2)
+        collector, (first, second) = collector_of(2)
         for job, word in ((first, piece("a")), (second, piece("x")), (first, piece("b")),
                           (first, DONE), (second, piece("y"))):  # fmt: skip
             job.say(word)
-        told = await feed.next(LONG_S)
+        told = await collector.next(LONG_S)
         assert texts(told) == [(0, "ab"), (1, "xy")]
         assert told.index((0, DONE)) == 1
-        assert not feed.is_over
+        assert not collector.is_over
 
     asyncio.run(main())
 
 
 def test_text_before_a_failure_is_told_before_it() -> None:
     async def main() -> None:
-        feed, (job,) = feed_of()
+        collector, (job,) = collector_of()
         job.say(piece("a"))
         job.say(Failed(ValueError("broken")))
-        assert texts(await feed.next(LONG_S)) == [(0, "a")]
+        assert texts(await collector.next(LONG_S)) == [(0, "a")]
         with pytest.raises(ValueError, match="broken"):
-            await feed.next(LONG_S)
+            await collector.next(LONG_S)
 
     asyncio.run(main())
 
 
 def test_silence_is_no_word_and_ends_with_the_time_of_a_request() -> None:
     async def main() -> None:
-        feed, _ = feed_of(timeout_s=0.1)
-        assert await feed.next(0.02) == []
-        assert await feed.next(LONG_S) == []
+        collector, _ = collector_of(timeout_s=0.1)
+        assert await collector.next(0.02) == []
+        assert await collector.next(LONG_S) == []
         with pytest.raises(ApiError, match=r"0\.1 s"):
-            await feed.next(LONG_S)
+            await collector.next(LONG_S)
 
     asyncio.run(main())
 
 
 def test_words_come_from_other_threads() -> None:
     async def main() -> None:
-        feed, (job,) = feed_of(interval_s=0.001)
+        collector, (job,) = collector_of(interval_s=0.001)
 
         def answer() -> None:
             for i in range(2000):
@@ -182,8 +184,8 @@ def test_words_come_from_other_threads() -> None:
 
         answering = asyncio.get_running_loop().run_in_executor(None, answer)
         found = ""
-        while not feed.is_over:
-            found += "".join(text for _, text in texts(await feed.next(LONG_S)))
+        while not collector.is_over:
+            found += "".join(text for _, text in texts(await collector.next(LONG_S)))
         await answering
         assert found == "".join(f"{i}," for i in range(2000))
 

@@ -14,12 +14,11 @@ from fakes.server import engine_on_tables, running
 
 from duodec.cli.app import run
 from duodec.core.verify import Verdict, verify
-from duodec.methods import loops
-from duodec.verify.audit import Audit, Limits
-from duodec.verify.audit import run as run_checks
-from duodec.verify.checks import CHECKS
-from duodec.verify.endpoint import Call, Case, Endpoint, Reply, Step, Trouble, _whole
-from duodec.verify.judging import (
+from duodec.exactness.audit import Audit, Limits
+from duodec.exactness.audit import run as run_checks
+from duodec.exactness.checks import CHECKS
+from duodec.exactness.endpoint import Call, Case, Endpoint, Reply, Step, Trouble, _whole
+from duodec.exactness.judging import (
     DIFFERS,
     FAILED,
     NEAR_TIE,
@@ -30,6 +29,7 @@ from duodec.verify.judging import (
     judged,
     logprobs_agree,
 )
+from duodec.methods import loops
 from tests.models.weights import weights
 
 SOUND = ("--prompts", "3", "--max-tokens", "60", "--quiet")
@@ -285,7 +285,7 @@ def test_both_shapes_of_logprobs_are_read() -> None:
     ],
 )
 def test_calls_are_held_to_the_schemas(call: Call, fault: str) -> None:
-    from duodec.verify.checks import _valid
+    from duodec.exactness.checks import _valid
 
     reply = Reply("", (call,))
     others = (None, lambda: Answer(B, "alone", Reply("a text")), lambda: Answer(B, "alone", reply))
