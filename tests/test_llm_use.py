@@ -146,6 +146,11 @@ def test_plain_values_are_understood() -> None:
         (lambda m: LLM.load(b"a.gguf"), "target is b'a.gguf'; give a name or a path"),
         (lambda m: LLM.load(None), "target is None; give a name or a path"),
         (lambda m: LLM.load("smollm2", 5), "draft is 5; give a name or a path"),
+        (lambda m: LLM(5), "target is 5; give a name or a path"),
+        (lambda m: LLM(None), "target is None; give a name or a path"),
+        (lambda m: LLM.load("smollm2", device=5), "device is 5; write a text"),
+        (lambda m: LLM.load("smollm2", dtype=None), "dtype is None; write a text"),
+        (lambda m: m.generate(np.zeros((1, 2, 3), int)), "array([0, 0, 0]) among its items"),
         (lambda m: m.generate("hello", method=5), "method is 5; give a name, such as 'lookup'"),
         (lambda m: m.generate("hello", method=0), "method is 0; give a name, such as 'lookup'"),
         (lambda m: m.generate("hello", method=""), "unknown method ''"),
@@ -175,6 +180,14 @@ def test_what_is_misspelled_is_named_with_the_remedy(
 ) -> None:
     with pytest.raises(BadOption, match=re.escape(words)):
         use(llm())
+
+
+def test_rows_of_an_array_are_prompts() -> None:
+    model = llm()
+    rows = np.array([model.encode("hello"), model.encode("adieu")])
+    found = model.generate(rows, PARAMS)
+    assert [one.text for one in found] == [model.generate(r, PARAMS)[0].text for r in rows]
+    assert found[0].text != found[1].text
 
 
 def test_parts_of_a_message_are_one_text() -> None:

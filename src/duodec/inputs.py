@@ -25,13 +25,15 @@ Params = SamplingParams | Mapping[str, Any]
 
 _BYTES = bytes | bytearray | memoryview  # sequences of numbers, which are no tokens
 
+TOO_LONG = "shorten it, or set a larger `context` if the model was trained for one"  # the remedy
+
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def is_tokens(prompt: object) -> bool:
     """Whether a prompt is a list of tokens; NumPy's whole numbers are tokens, too."""
     if isinstance(prompt, np.ndarray):
-        return prompt.dtype.kind in "iu"
+        return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (
         isinstance(prompt, Sequence)
         and not isinstance(prompt, str | _BYTES)
@@ -159,8 +161,7 @@ def check_length(tokens: Sequence[int], num_context: int) -> None:
         raise BadOption("the prompt is empty; write something to complete")
     if len(tokens) >= num_context:
         raise ContextExceeded(
-            f"the prompt has {len(tokens)} tokens and the context holds {num_context}; "
-            "shorten it, or ask for a larger context with `context`"
+            f"the prompt has {len(tokens)} tokens and the context holds {num_context}; {TOO_LONG}"
         )
 
 

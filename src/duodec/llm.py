@@ -96,6 +96,8 @@ class LLM(_Parts):
     def __init__(self, target: Any = DEFAULT_TARGET, *parts: Any, **options: Any) -> None:
         if isinstance(target, str | PathLike):
             vars(self).update(vars(self.load(target, *parts, **options)))
+        elif not (parts or options):
+            raise BadOption(f"target is {shown(target)}; give a name or a path, as a text")
         else:
             super().__init__(target, *parts, **options)
 

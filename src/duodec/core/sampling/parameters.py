@@ -134,12 +134,17 @@ def check(record: object) -> None:
     kind: Any = type(record)
     for field in fields_of(kind).values():
         value, parameter = getattr(record, field.name), field.parameter
-        if value is None and (field.is_optional or not field.number):
+        if value is None and (field.is_optional or not (field.number or field.kind is str)):
             continue
         if field.number:
             number = whole if field.number is int else real
             value = number(field.name, value, field.flags)
             object.__setattr__(record, field.name, value)
+        elif field.kind is str and not isinstance(value, str):
+            raise BadOption(
+                f"{field.name} is {shown(value)}; write a text", option=field.name,
+                flags=field.flags,
+            )  # fmt: skip
         if parameter.choices and value not in parameter.choices:
             raise BadOption(
                 f"unknown {field.name.replace('_', ' ')} '{value}'; choose from: "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from duodec.errors import ContextExceeded
+from duodec.inputs import TOO_LONG
 
 _PLENTY = 8  # characters a token: longer texts than a context of such tokens are counted in parts
 _MOST = 32  # characters a token: a run of blanks may have more, and takes seconds
@@ -81,7 +82,7 @@ class PromptLimits:
         if num_characters > (most := max(_LEAST, _MOST * self.num_context)):
             raise ContextExceeded(
                 f"the prompt has {num_characters} characters and {most} are read for a context of "
-                f"{self.num_context} tokens; shorten it, or ask for a larger context with `context`"
+                f"{self.num_context} tokens; {TOO_LONG}"
             )
         num_tokens = 0
         is_templated = self.parse_special if is_templated is None else is_templated
@@ -97,7 +98,7 @@ class PromptLimits:
     def _exceeded(self, least: int) -> ContextExceeded:
         return ContextExceeded(
             f"the prompt has {least} tokens or more and the context holds {self.num_context}; "
-            "shorten it, or ask for a larger context with `context`"
+            f"{TOO_LONG}"
         )
 
 
