@@ -1,16 +1,20 @@
-"""The help of every command: a screen with --help, everything with --help-all."""
+"""The help of every command: a screen with --help, everything with --help-all; the version."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import typer
+from fakes.command_line import Cli
 
 from duodec.cli.app import app, run
+from duodec.methods.registry import METHODS
 
 _SCREEN = 40  # lines
 ROOT: Any = typer.main.get_command(app)
@@ -109,3 +113,30 @@ def test_examples_are_the_commands_own_and_can_be_typed(
         for line in lines:
             assert any(f"{command} " in f"{line} " for command in wanted), line
             shlex.split(line, comments=True)
+
+
+def test_help_teaches_without_loading_what_generates() -> None:
+    unused = ("llama_cpp", "prompt_toolkit", "huggingface_hub", "scipy", "jinja2", "duodec.llm",
+              "duodec.scheduler.scheduler", "duodec.loading.load")  # fmt: skip
+    script = (
+        "import sys; from duodec.cli.app import run; run(['generate', '--help-all']);"
+        f"assert not [n for n in sys.modules if n.startswith({unused!r})]"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    for words in ("Examples", "default: 256", "--show-draft", *METHODS):
+        assert words in run.stdout
+
+
+def test_version_and_bare_call(cli: Cli) -> None:
+    assert cli("--version")[1].startswith("duodec 1.")
+    status, out, _ = cli()
+    assert status == 0
+    assert "Usage" in out
+
+
+def test_help_names_what_datastore_does(cli: Cli) -> None:
+    _, out, _ = cli("--help")
+    assert "Build datastores of text" in out
+    assert "list datastores" not in out

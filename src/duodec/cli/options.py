@@ -34,6 +34,10 @@ CONTEXT_SETTINGS = {"token_normalize_func": canonical, "help_option_names": ["-h
 
 
 GRAMMAR_LIMITS = ("grammar_s", "grammar_bytes")  # where there are no grammars, they say nothing
+OF_DECODING = (  # where models are only measured, these say nothing
+    "datastore", "draft_window", "draft_head", "draft_weights", "draft_parallel", "pace",
+    *GRAMMAR_LIMITS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Heads, Proposed, Query, Scores
 from duodec.core.sampling import noise
-from duodec.core.sampling.sampler import Distribution, Sampler
+from duodec.core.sampling.sampler import Distribution, Draw, Sampler
 from duodec.errors import ComputeFailed
 
 
@@ -42,22 +42,14 @@ class Verdict:
         return self.accepted if self.final is None else (*self.accepted, self.final)
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one row decides: the token, the child that proposed it, the margin."""
-
-    token: int
-    child: int | None
-    margin: float
+Rule = Callable[[Draft, Scores, int], tuple[Draw, int | None]]
+"""What the row after a node decides: a token, and the child that proposed it."""
 
 
-Rule = Callable[[Draft, Scores, int], Step]
-
-
-def keyed(draft: Draft, scores: Scores, node: int) -> Step:
+def keyed(draft: Draft, scores: Scores, node: int) -> tuple[Draw, int | None]:
     """Accept the child that carries the target's keyed draw: exact for every draft."""
     draw = scores.draw(node + 1)
-    return Step(draw.token, draft.child(node, draw.token), draw.margin)
+    return draw, draft.child(node, draw.token)
 
 
 def verify(draft: Draft, scores: Scores, rule: Rule = keyed) -> Verdict:
@@ -65,12 +57,12 @@ def verify(draft: Draft, scores: Scores, rule: Rule = keyed) -> Verdict:
     accepted: list[int] = []
     node, margin = ROOT, math.inf
     while node + 1 < scores.num_rows:
-        step = rule(draft, scores, node)
-        margin = min(margin, step.margin)
-        if step.child is None:
-            return Verdict(tuple(accepted), node, step.token, margin)
-        accepted.append(step.token)
-        node = step.child
+        draw, child = rule(draft, scores, node)
+        margin = min(margin, draw.margin)
+        if child is None:
+            return Verdict(tuple(accepted), node, draw.token, margin)
+        accepted.append(draw.token)
+        node = child
     return Verdict(tuple(accepted), node, None, margin)
 
 
@@ -111,7 +103,7 @@ def rejection(dice: Dice, num_text_tokens: int) -> Rule:
     Needs drafts that were drawn from their ``distributions``, and targets that give theirs.
     """
 
-    def decide(draft: Draft, scores: Scores, node: int) -> Step:
+    def decide(draft: Draft, scores: Scores, node: int) -> tuple[Draw, int | None]:
         distributions = draft.distributions or ()
         assert len(distributions) == len(draft), "rejection needs the drafts' distributions"
         position = num_text_tokens + len(draft.path(node))
@@ -119,10 +111,10 @@ def rejection(dice: Dice, num_text_tokens: int) -> Rule:
         for child in draft.children(node):
             token, q = draft.tokens[child], distributions[child]
             if dice.accept(position, token, min(1.0, p.prob(token) / q.prob(token))):
-                return Step(token, child, math.inf)
+                return Draw(token, math.inf), child
             # siblings are tried in order: a refusal changes p for the next
             p = p.residual(q)
-        return Step(dice.draw(position, p), None, math.inf)
+        return Draw(dice.draw(position, p), math.inf), None
 
     return decide
 

@@ -55,17 +55,7 @@ def doctor(
     json: options.Json = False,
     config: Annotated[
         EngineConfig,
-        options.Options(
-            without=(
-                "datastore",
-                "draft_window",
-                "draft_head",
-                "draft_weights",
-                "draft_parallel",
-                "pace",
-                *options.GRAMMAR_LIMITS,
-            )
-        ),
+        options.Options(without=options.OF_DECODING),
     ],
 ) -> None:
     """Check whether a target and a draft work here, and pay.

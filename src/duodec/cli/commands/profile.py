@@ -54,17 +54,7 @@ def profile(
     json: options.Json = False,
     config: Annotated[
         EngineConfig,
-        options.Options(
-            without=(
-                "datastore",
-                "draft_window",
-                "draft_head",
-                "draft_weights",
-                "draft_parallel",
-                "pace",
-                *options.GRAMMAR_LIMITS,
-            )
-        ),
+        options.Options(without=options.OF_DECODING),
     ],
 ) -> None:
     """Measure what forward passes and draft steps cost, and keep it.

@@ -203,9 +203,15 @@ class LlamaChains(Target):
         held = self._held.get(query.slot, NOTHING)
         begin = min(common_prefix(held, query.text), len(query.text) - 1)
         if begin < len(held):
-            self._lib.llama_memory_seq_rm(self._memory, query.slot, begin, -1)
+            begin = self._return_to(query.slot, begin)
             self._held[query.slot] = held[:begin]
         return Work(query, chain_of(query.draft)[:most], begin)
+
+    def _return_to(self, slot: int, begin: int) -> int:
+        """Forget what a slot holds beyond ``begin`` tokens, or more of it. Returns how many it
+        still holds."""
+        self._lib.llama_memory_seq_rm(self._memory, slot, begin, -1)
+        return begin
 
     def _forget(self, slot: int) -> None:
         self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)

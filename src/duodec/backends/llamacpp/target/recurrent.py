@@ -25,7 +25,6 @@ from duodec.backends.llamacpp.target.chains import (
     InFlight,
     LlamaChains,
     Work,
-    chain_of,
 )
 from duodec.backends.llamacpp.target.context import logits
 from duodec.backends.tree_cache import Entry
@@ -150,18 +149,8 @@ class LlamaRecurrent(LlamaChains):
             raise
         self.num_computed += len(entries)
 
-    def _fit(self, query: Query, most: int) -> Work:
-        """Take the slot back to what it shares with the text."""
-        slot, held = query.slot, self._held.get(query.slot, NOTHING)
-        begin = min(common_prefix(held, query.text), len(query.text) - 1)
-        if begin < len(held):
-            begin = self._return_to(slot, begin)
-            self._held[slot] = held[:begin]
-        return Work(query, chain_of(query.draft)[:most], begin)
-
     def _return_to(self, slot: int, begin: int) -> int:
-        """Forget what a slot holds beyond ``begin`` tokens, or more of it. Returns how many it
-        still holds."""
+        """Go back to a state that was kept, where the slot's own has gone past ``begin``."""
         self._drop_beyond(slot, begin)
         if begin < self._firm.get(slot, 0):
             found = max(self._states(slot), key=lambda one: one.num_tokens, default=None)
