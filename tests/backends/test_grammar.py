@@ -440,7 +440,7 @@ def test_json_of_a_schema_is_read_back() -> None:
 
 def test_the_answer_is_what_follows_the_prompt() -> None:
     context = Context(np.array([5, 6, 7], dtype=np.int32), (8, 9))
-    assert context.answer(2).tolist() == [7, 8, 9]
+    assert context.completion(2).tolist() == [7, 8, 9]
 
 
 # --- what a grammar may cost

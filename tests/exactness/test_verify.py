@@ -25,7 +25,7 @@ from duodec.exactness.judging import (
     NOT_SERVED,
     SAME,
     WRONG,
-    Answer,
+    Response,
     judged,
     logprobs_agree,
 )
@@ -172,7 +172,7 @@ def step(token: str, **others: float) -> Step:
 
 def verdict_of(left: str, right: str, send: Recomputing, other: Endpoint = B) -> tuple[str, str]:
     found = judged(
-        "greedy", CASE, Answer(A, "alone", Reply(left)), Answer(other, "alone", Reply(right)),
+        "greedy", CASE, Response(A, "alone", Reply(left)), Response(other, "alone", Reply(right)),
         lambda: 0.1, send,
     )  # fmt: skip
     return found.verdict, found.words.rpartition(": ")[2]
@@ -245,12 +245,12 @@ def test_a_server_that_goes_a_third_way_reads_what_both_wrote_as_a_prompt() -> N
 
 
 def test_a_completion_that_did_not_come_is_a_fault_unless_it_was_refused() -> None:
-    there = Answer(A, "alone", Reply("x"))
+    there = Response(A, "alone", Reply("x"))
     for trouble, verdict in (
         (Trouble("status 500"), FAILED),
         (Trouble("status 400", is_refusal=True), NOT_SERVED),
     ):
-        found = judged("c", CASE, there, Answer(B, "alone", trouble), lambda: 0.1, Recomputing())
+        found = judged("c", CASE, there, Response(B, "alone", trouble), lambda: 0.1, Recomputing())
         assert found.verdict == verdict
         assert found.is_fault == (verdict == FAILED)
 
@@ -259,7 +259,7 @@ def test_a_completion_that_did_not_come_is_a_fault_unless_it_was_refused() -> No
 def test_logprobs_of_shared_tokens_agree(logprob: float, verdict: str) -> None:
     ours = Reply("", steps=(step("a"), step("b"), step("c")))
     theirs = Reply("", steps=(step("a"), Step("b", logprob, {}), Step("z", -9.0, {})))
-    found = logprobs_agree("l", CASE, Answer(A, "", ours), Answer(B, "", theirs), 0.1)
+    found = logprobs_agree("l", CASE, Response(A, "", ours), Response(B, "", theirs), 0.1)
     assert found.verdict == verdict
     assert found.words.startswith("2 tokens")
 
@@ -288,8 +288,12 @@ def test_calls_are_held_to_the_schemas(call: Call, fault: str) -> None:
     from duodec.exactness.checks import _valid
 
     reply = Reply("", (call,))
-    others = (None, lambda: Answer(B, "alone", Reply("a text")), lambda: Answer(B, "alone", reply))
-    found = [_valid(CASE, Answer(A, "alone", reply), again) for again in others]
+    others = (
+        None,
+        lambda: Response(B, "alone", Reply("a text")),
+        lambda: Response(B, "alone", reply),
+    )
+    found = [_valid(CASE, Response(A, "alone", reply), again) for again in others]
     assert all(fault in one.words for one in found)
     expected = [WRONG, WRONG, SAME] if fault else [SAME] * 3
     assert [one.verdict for one in found] == expected  # what the model writes twice is its own

@@ -210,7 +210,7 @@ class DiceSampler(Sampler):
     def _masked(self, row: Row, context: Context) -> Row:
         if self.mask is None:
             return row
-        kept = row * self.mask.allowed(context.answer(self.num_prompt_tokens))
+        kept = row * self.mask.allowed(context.completion(self.num_prompt_tokens))
         assert kept.any(), "a mask that leaves nothing"
         return kept / kept.sum()
 

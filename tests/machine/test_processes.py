@@ -32,11 +32,11 @@ from duodec.machine.processes import activity
 LONG_S = 20.0  # far above what anything takes here
 ECHO = """\
 import sys
-from duodec.machine.helper import ANSWER
+from duodec.machine.helper import RESPONSE
 out = sys.stdout.buffer
-out.write(ANSWER.pack(0, 0)); out.flush()
+out.write(RESPONSE.pack(0, 0)); out.flush()
 for line in sys.stdin.buffer:
-    out.write(ANSWER.pack(1, len(line)) + line); out.flush()
+    out.write(RESPONSE.pack(1, len(line)) + line); out.flush()
 """
 
 

@@ -21,7 +21,7 @@ from fakes.inline_drafter import InlineDrafter
 from fakes.masks import MaskedModel
 
 from duodec.backends.drafter.channel import Kind, Progress
-from duodec.backends.drafter.requests import _Answer
+from duodec.backends.drafter.requests import _Received
 from duodec.backends.table import (
     NUM_HEADS,
     TableHeads,
@@ -342,7 +342,7 @@ def test_a_chain_is_no_deeper_than_the_text_has_room(depth: int, num_rows: int) 
 
 def test_what_a_pass_over_a_chain_reads_is_no_measure_of_a_step() -> None:
     plan = replace(SOWN, seed=tuple((token, 0.9) for token in plain_text(MODEL, GREEDY, 6)))
-    answer, num_sent = _Answer(1), 0
+    answer, num_sent = _Received(1), 0
     steps = plan.grow(Asked(MODEL), DraftRequest(0, TEXT, plan, Sampler(GREEDY)))
     for number, tree in zip(range(4), steps, strict=False):
         new = slice(num_sent, None)

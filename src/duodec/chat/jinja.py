@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from duodec.machine.helper import ANSWER, SIZE
+from duodec.machine.helper import RESPONSE, SIZE
 
 MOST_CHARACTERS = 1 << 26  # of a prompt
 _MOST_BYTES = 2 << 30  # that the process may use
@@ -79,10 +79,10 @@ def _limit() -> None:
             resource.setrlimit(kind, (most, most))
 
 
-def _answer(requests: BinaryIO, answers: BinaryIO) -> None:
+def _respond(requests: BinaryIO, responses: BinaryIO) -> None:
     """Render requests until the input ends."""
-    answers.write(ANSWER.pack(WRITTEN, 0))  # ready
-    answers.flush()
+    responses.write(RESPONSE.pack(WRITTEN, 0))  # ready
+    responses.flush()
     while len(head := requests.read(SIZE.size)) == SIZE.size:
         try:
             template, values = pickle.loads(requests.read(*SIZE.unpack(head)))  # noqa: S301  our parent's
@@ -92,11 +92,11 @@ def _answer(requests: BinaryIO, answers: BinaryIO) -> None:
         except Exception as error:  # noqa: BLE001  a value of a class that is unknown here
             kind, text = REFUSED, f"{type(error).__name__}: {error}"
         data = text.encode("utf-8", "surrogatepass")
-        answers.write(ANSWER.pack(kind, len(data)))
-        answers.write(data)
-        answers.flush()
+        responses.write(RESPONSE.pack(kind, len(data)))
+        responses.write(data)
+        responses.flush()
 
 
 if __name__ == "__main__":
     _limit()
-    _answer(sys.stdin.buffer, sys.stdout.buffer)
+    _respond(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,4 +1,4 @@
-"""What every distillation begins with: a target, prompts, and a recording of its answers."""
+"""What every distillation begins with: a target, prompts, and a recording of its completions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Work:
         }
 
     def record(self, num_tops: int) -> Recording:
-        """Have the target answer the prompts, with so many of its likeliest tokens at each place;
+        """Have the target complete the prompts, with so many of its likeliest tokens at each place;
         what was recorded before is used again. Raises BadOption where nothing was that trains."""
         manifest = read_json(self.folder.manifest) or {}
         if "recorded" not in manifest:

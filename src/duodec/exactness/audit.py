@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from duodec.exactness.endpoint import Case, Endpoint, Reply, Trouble
-from duodec.exactness.judging import Answer, Finding, judged, noise
+from duodec.exactness.judging import Finding, Response, judged, noise
 
 OnProgress = Callable[[str, int, int], None]
 RESULTS, PAGE = "verify.json", "verify.html"
@@ -51,7 +51,7 @@ class Audit:
     clock: Callable[[], float] = time.monotonic
     texts: Sequence[Case] = ()
     noise: dict[str, float] = field(default_factory=dict)  # by server, once it was measured
-    _alone: dict[tuple[str, str], Answer] = field(default_factory=dict)
+    _alone: dict[tuple[str, str], Response] = field(default_factory=dict)
     _end_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -94,19 +94,19 @@ class Audit:
                 self.noise[endpoint.name] = max(moved, default=0.0)
         return min(_MOST_TOLERANCE, max(_LEAST_TOLERANCE, 2 * max(self.noise.values())))
 
-    def alone(self, endpoint: Endpoint, case: Case) -> Answer:
+    def alone(self, endpoint: Endpoint, case: Case) -> Response:
         """The completion of a request that had the server to itself, sent once an audit."""
         key = endpoint.name, json.dumps([case.path, case.body], sort_keys=True)
         if key not in self._alone:
-            self._alone[key] = Answer(endpoint, "alone", self.send(endpoint, case))
+            self._alone[key] = Response(endpoint, "alone", self.send(endpoint, case))
         return self._alone[key]
 
-    def together(self, jobs: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    def together(self, requests: Sequence[Callable[[], Response]]) -> list[Response]:
         """Run several requests at once, and return what came of each."""
         with ThreadPoolExecutor(self.limits.concurrency) as pool:
-            return list(pool.map(lambda job: job(), jobs))
+            return list(pool.map(lambda request: request(), requests))
 
-    def judged(self, check: str, case: Case, left: Answer, right: Answer) -> Finding:
+    def judged(self, check: str, case: Case, left: Response, right: Response) -> Finding:
         """Compare two completions of a greedy request."""
         return judged(check, case, left, right, lambda: self.tolerance, self.anew)
 

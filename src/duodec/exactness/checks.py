@@ -14,8 +14,8 @@ from duodec.exactness.judging import (
     NOT_SERVED,
     SAME,
     WRONG,
-    Answer,
     Finding,
+    Response,
     logprobs_agree,
     missing,
 )
@@ -32,7 +32,7 @@ def greedy(audit: Audit) -> Iterator[Finding]:
         for _, other in audit.pairs:
             yield audit.judged("greedy", case, first, audit.alone(other, case))
         if len(audit.endpoints) == 1:
-            again = Answer(first.endpoint, "again", audit.send(first.endpoint, case))
+            again = Response(first.endpoint, "again", audit.send(first.endpoint, case))
             yield audit.judged("greedy", case, first, again)
 
 
@@ -42,7 +42,7 @@ def logprobs(audit: Audit) -> Iterator[Finding]:
         found = []
         for endpoint in audit.endpoints:
             reply = audit.send(endpoint, case, **with_logprobs(case))
-            found.append(Answer(endpoint, "with logprobs", reply))
+            found.append(Response(endpoint, "with logprobs", reply))
             yield audit.judged("logprobs", case, audit.alone(endpoint, case), found[-1])
         if len(found) > 1:
             yield logprobs_agree("logprobs", case, found[0], found[1], audit.tolerance)
@@ -54,8 +54,8 @@ def seeds(audit: Audit) -> Iterator[Finding]:
         found = []
         for endpoint in audit.endpoints:
             first, second = (audit.send(endpoint, case, **_SAMPLED) for _ in range(2))
-            found.append(Answer(endpoint, "sampled", first))
-            yield _equal("seeds", case, found[-1], Answer(endpoint, "sampled again", second))
+            found.append(Response(endpoint, "sampled", first))
+            yield _equal("seeds", case, found[-1], Response(endpoint, "sampled again", second))
         if len(found) > 1 and all(endpoint.is_ours for endpoint in audit.endpoints):
             yield _equal("seeds", case, found[0], found[1])
 
@@ -64,9 +64,11 @@ def company(audit: Audit) -> Iterator[Finding]:
     """The text of a request is the same alone and among others."""
     for endpoint in audit.endpoints:
         alone = [audit.alone(endpoint, case) for case in audit.texts]
-        jobs = [partial(_whole, audit, endpoint, case, "in company") for case in audit.texts]
-        for case, before, answer in zip(audit.texts, alone, audit.together(jobs), strict=True):
-            yield audit.judged("company", case, before, answer)
+        requests = [partial(_whole, audit, endpoint, case, "in company") for case in audit.texts]
+        for case, before, response in zip(
+            audit.texts, alone, audit.together(requests), strict=True
+        ):
+            yield audit.judged("company", case, before, response)
 
 
 def aborts(audit: Audit) -> Iterator[Finding]:
@@ -75,15 +77,20 @@ def aborts(audit: Audit) -> Iterator[Finding]:
     for endpoint in audit.endpoints:
         leaving, staying = audit.texts[::2], audit.texts[1::2]
         alone = {case.name: audit.alone(endpoint, case) for case in audit.texts}
-        jobs = [partial(_whole, audit, endpoint, case, "during aborts") for case in staying]
+        requests = [partial(_whole, audit, endpoint, case, "during aborts") for case in staying]
         left = [partial(_abort, audit, endpoint, case) for case in leaving]
-        mixed = [job for pair in zip(left, jobs, strict=False) for job in pair] + left[len(jobs) :]
-        found = {id(job): answer for job, answer in zip(mixed, audit.together(mixed), strict=True)}
-        for case, job in zip(staying, jobs, strict=True):
-            yield audit.judged("aborts", case, alone[case.name], found[id(job)])
+        mixed = [request for pair in zip(left, requests, strict=False) for request in pair] + left[
+            len(requests) :
+        ]
+        found = {
+            id(request): response
+            for request, response in zip(mixed, audit.together(mixed), strict=True)
+        }
+        for case, request in zip(staying, requests, strict=True):
+            yield audit.judged("aborts", case, alone[case.name], found[id(request)])
         for case in leaving:
             reply = audit.stream(endpoint, case)
-            again = Answer(endpoint, "streamed after its abort", reply)
+            again = Response(endpoint, "streamed after its abort", reply)
             yield audit.judged("aborts", case, alone[case.name], again)
 
 
@@ -91,7 +98,7 @@ def conversation(audit: Audit) -> Iterator[Finding]:
     """An agent's conversation with tools: each turn computed anew, then turn after turn with the
     prefix of the one before, then after a change in the first line and in the middle."""
     turns = prompts.conversation(min(audit.limits.max_tokens, _MOST_TURN_TOKENS))
-    cold: dict[str, dict[str, Answer]] = {}
+    cold: dict[str, dict[str, Response]] = {}
     shown: dict[str, list[Case]] = {}
     for endpoint in audit.endpoints:
         mine = turns
@@ -100,11 +107,11 @@ def conversation(audit: Audit) -> Iterator[Finding]:
             words = f"tools are refused ({refused}): calls and results are shown as texts"
             yield Finding("conversation", "tools", endpoint.name, "", NOT_SERVED, words)
             mine = [prompts.without_tools(turn) for turn in turns]
-        answers = {case.name: _anew(audit, endpoint, case) for case in reversed(mine)}
-        cold[endpoint.name], shown[endpoint.name] = answers, mine
+        responses = {case.name: _anew(audit, endpoint, case) for case in reversed(mine)}
+        cold[endpoint.name], shown[endpoint.name] = responses, mine
         for case in mine:
             yield audit.judged(
-                "conversation", case, answers[case.name], _whole(audit, endpoint, case, "warm")
+                "conversation", case, responses[case.name], _whole(audit, endpoint, case, "warm")
             )
         last = mine[-1]
         for place in (0, len(last.body["messages"]) // 2 // 3 * 3 + 1):
@@ -112,7 +119,7 @@ def conversation(audit: Audit) -> Iterator[Finding]:
             warm = _whole(audit, endpoint, changed, "warm")
             yield audit.judged("conversation", changed, _anew(audit, endpoint, changed), warm)
         back = _whole(audit, endpoint, last, "after the edits")
-        yield audit.judged("conversation", last, answers[last.name], back)
+        yield audit.judged("conversation", last, responses[last.name], back)
     for first, second in audit.pairs:
         for case in shown[first.name] if shown[first.name] == shown[second.name] else ():
             pair = cold[first.name][case.name], cold[second.name][case.name]
@@ -125,12 +132,12 @@ def tools(audit: Audit) -> Iterator[Finding]:
     for choice in ("auto", "required"):
         for case in prompts.calls(audit.limits.max_tokens, tool_choice=choice):
             named = Case(f"{choice}: {case.name}", case.path, case.body)
-            answers = [audit.alone(endpoint, named) for endpoint in audit.endpoints]
-            for answer, other in zip(answers, reversed(answers), strict=True):
-                again = partial(_again, audit, named, answer, other)
-                yield _valid(named, answer, again if choice == "auto" else None)
-            if len(answers) > 1:
-                yield audit.judged("tools", named, *answers)
+            responses = [audit.alone(endpoint, named) for endpoint in audit.endpoints]
+            for response, other in zip(responses, reversed(responses), strict=True):
+                again = partial(_again, audit, named, response, other)
+                yield _valid(named, response, again if choice == "auto" else None)
+            if len(responses) > 1:
+                yield audit.judged("tools", named, *responses)
 
 
 CHECKS: dict[str, Check] = {
@@ -140,24 +147,24 @@ CHECKS: dict[str, Check] = {
 """By their names, in the order in which they run."""
 
 
-def _whole(audit: Audit, endpoint: Endpoint, case: Case, how: str) -> Answer:
-    return Answer(endpoint, how, audit.send(endpoint, case))
+def _whole(audit: Audit, endpoint: Endpoint, case: Case, how: str) -> Response:
+    return Response(endpoint, how, audit.send(endpoint, case))
 
 
-def _abort(audit: Audit, endpoint: Endpoint, case: Case) -> Answer:
-    return Answer(endpoint, "aborted", audit.stream(endpoint, case, _NUM_EVENTS))
+def _abort(audit: Audit, endpoint: Endpoint, case: Case) -> Response:
+    return Response(endpoint, "aborted", audit.stream(endpoint, case, _NUM_EVENTS))
 
 
-def _anew(audit: Audit, endpoint: Endpoint, case: Case) -> Answer:
-    return Answer(endpoint, "cold", audit.anew(endpoint, case))
+def _anew(audit: Audit, endpoint: Endpoint, case: Case) -> Response:
+    return Response(endpoint, "cold", audit.anew(endpoint, case))
 
 
-def _again(audit: Audit, case: Case, answer: Answer, other: Answer) -> Answer:
+def _again(audit: Audit, case: Case, response: Response, other: Response) -> Response:
     """The same by the other server; by the only one, computed anew."""
-    return _anew(audit, answer.endpoint, case) if other is answer else other
+    return _anew(audit, response.endpoint, case) if other is response else other
 
 
-def _equal(check: str, case: Case, left: Answer, right: Answer) -> Finding:
+def _equal(check: str, case: Case, left: Response, right: Response) -> Finding:
     """Of sampled texts, which logprobs cannot excuse: a seed gives one text, or it does not."""
     about = (check, case.name, left.name, right.name)
     if (none := missing(check, case, left, right)) is not None:
@@ -167,12 +174,12 @@ def _equal(check: str, case: Case, left: Answer, right: Answer) -> Finding:
     return Finding(*about, DIFFERS, "one seed gave two texts")
 
 
-def _valid(case: Case, answer: Answer, again: Callable[[], Answer] | None) -> Finding:
+def _valid(case: Case, response: Response, again: Callable[[], Response] | None) -> Finding:
     """``again`` for a request that requires no call: what is computed twice is the model's own."""
-    about = ("tools", case.name, answer.name, "")
-    if (none := missing("tools", case, answer)) is not None:
+    about = ("tools", case.name, response.name, "")
+    if (none := missing("tools", case, response)) is not None:
         return none
-    reply = answer.reply
+    reply = response.reply
     assert isinstance(reply, Reply)
     if reply.finish == "length":
         return Finding(*about, SAME, "cut off by the limit of tokens")

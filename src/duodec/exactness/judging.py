@@ -32,7 +32,7 @@ class Send(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A completion, or why there is none, and how it came about: alone, warm, streamed."""
 
     endpoint: Endpoint
@@ -62,19 +62,26 @@ class Finding:
         return self.verdict in FAULTS
 
 
-def missing(check: str, case: Case, *answers: Answer) -> Finding | None:
+def missing(check: str, case: Case, *responses: Response) -> Finding | None:
     """The finding that one of the completions did not come; None if all did."""
-    names = [answer.name for answer in answers]
-    for answer in answers:
-        if isinstance(answer.reply, Trouble):
-            verdict = NOT_SERVED if answer.reply.is_refusal else FAILED
+    names = [response.name for response in responses]
+    for response in responses:
+        if isinstance(response.reply, Trouble):
+            verdict = NOT_SERVED if response.reply.is_refusal else FAILED
             left, right = (*names, "")[:2]
-            return Finding(check, case.name, left, right, verdict, f"{answer.name}: {answer.reply}")
+            return Finding(
+                check, case.name, left, right, verdict, f"{response.name}: {response.reply}"
+            )
     return None
 
 
 def judged(
-    check: str, case: Case, left: Answer, right: Answer, tolerance: Callable[[], float], anew: Send
+    check: str,
+    case: Case,
+    left: Response,
+    right: Response,
+    tolerance: Callable[[], float],
+    anew: Send,
 ) -> Finding:
     """Compare two completions of a greedy request. Where they part, ``anew`` computes the place;
     logprobs within ``tolerance`` (nats) of each other are a near tie."""
@@ -100,7 +107,11 @@ def judged(
 
 
 def _verdict(
-    left: Answer, right: Answer, left_gap: float | None, right_gap: float | None, tolerance: float
+    left: Response,
+    right: Response,
+    left_gap: float | None,
+    right_gap: float | None,
+    tolerance: float,
 ) -> tuple[str, str]:
     """The verdict and why, from the gaps that each one's server computes anew."""
     if left_gap is None or right_gap is None:
@@ -109,7 +120,9 @@ def _verdict(
     if left.endpoint != right.endpoint:
         words += f" by {left.endpoint.name}, {_more(right_gap)} by {right.endpoint.name}"
     culprits = [
-        answer.name for answer, gap in ((left, left_gap), (right, -right_gap)) if gap < -tolerance
+        response.name
+        for response, gap in ((left, left_gap), (right, -right_gap))
+        if gap < -tolerance
     ]
     if culprits:
         return WRONG, f"{words}: {' and '.join(culprits)} left the likeliest token"
@@ -226,7 +239,7 @@ def _last_blank(text: str, end: int) -> int:
 
 
 def logprobs_agree(
-    check: str, case: Case, left: Answer, right: Answer, tolerance: float
+    check: str, case: Case, left: Response, right: Response, tolerance: float
 ) -> Finding:
     """Compare the logprobs of the tokens that both texts share."""
     about = (check, case.name, left.name, right.name)
@@ -234,9 +247,9 @@ def logprobs_agree(
         return none
     assert isinstance(left.reply, Reply)
     assert isinstance(right.reply, Reply)
-    for answer, steps in ((left, left.reply.steps), (right, right.reply.steps)):
+    for response, steps in ((left, left.reply.steps), (right, right.reply.steps)):
         if not steps:
-            return Finding(*about, NOT_SERVED, f"{answer.name}: no logprobs came")
+            return Finding(*about, NOT_SERVED, f"{response.name}: no logprobs came")
     shared = [(a.logprob - b.logprob, a.text) for a, b in _shared(left.reply, right.reply)]
     if not shared:
         return Finding(*about, SAME, "no token is shared")

@@ -1,8 +1,8 @@
-"""Ask a program of ours in a process of its own, and end that where it does not answer in time.
+"""Ask a program of ours in a process of its own, and end that where it does not respond in time.
 
-The program says that it is ready, then answers one request after the other: an answer is its kind,
-its length and a text; what a request is, only the program knows. It lives until nobody holds its
-standard input.
+The program says that it is ready, then responds to one request after the other: a response is its
+kind, its length and a text; what a request is, only the program knows. It lives until nobody holds
+its standard input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from time import perf_counter
 
 from duodec.machine.processes import OWN_GROUP, end_group
 
-ANSWER = struct.Struct("<BQ")  # how an answer begins: its kind and its bytes
+RESPONSE = struct.Struct("<BQ")  # how a response begins: its kind and its bytes
 SIZE = struct.Struct("<Q")  # how a request may begin: its bytes
 _START_S = 30.0  # for an interpreter and its imports
 _BOOT = f"""\
@@ -27,12 +27,12 @@ import runpy, sys
 sys.path[:] = sys.argv[2:]
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
-_MOST_BYTES = 1 << 28  # of an answer
+_MOST_BYTES = 1 << 28  # of a response
 _MOST_READ = 1 << 20
 
 
 class Late(Exception):
-    """No answer in time."""
+    """No response in time."""
 
 
 class Helper:
@@ -45,14 +45,14 @@ class Helper:
         self._owner = 0
 
     def ask(self, request: bytes, limit_s: float) -> tuple[int, str]:
-        """The answer's kind and text. Raises Late, and OSError where the process has ended."""
+        """The response's kind and text. Raises Late, and OSError where the process has ended."""
         try:
             child = self._started()
             assert child.stdin is not None
             child.stdin.write(request)
             child.stdin.flush()
             return _read(child, limit_s)
-        except BaseException:  # Ctrl-C too: what is under way is nobody's answer
+        except BaseException:  # Ctrl-C too: what is under way is nobody's response
             self.close()
             raise
 
@@ -87,9 +87,9 @@ class Helper:
 
 def _read(child: subprocess.Popen[bytes], limit_s: float) -> tuple[int, str]:
     end_s = perf_counter() + limit_s
-    kind, size = ANSWER.unpack(_exactly(child, ANSWER.size, end_s))
+    kind, size = RESPONSE.unpack(_exactly(child, RESPONSE.size, end_s))
     if size > _MOST_BYTES:
-        raise OSError("an answer that is too long")
+        raise OSError("a response that is too long")
     return kind, _exactly(child, size, end_s).decode("utf-8", "surrogatepass")
 
 

@@ -91,7 +91,7 @@ def not_served(what: str) -> ApiError:
 
 def timed_out(seconds: float) -> ApiError:
     return ApiError(
-        408, f"the answer took longer than the {seconds:g} s that a request may; ask for fewer "
+        408, f"the response took longer than the {seconds:g} s that a request may; ask for fewer "
         "tokens, or start the server with a longer --timeout",
         kind="timeout_error", code="timeout", headers=FINAL,
     )  # fmt: skip
@@ -144,6 +144,6 @@ def api_error(error: Exception, prompt: str = "messages") -> ApiError:
     if isinstance(error, DuodecError):
         return ApiError(500, str(error), kind="server_error", headers=FINAL)
     return ApiError(
-        500, "a mistake of this server ended the answer; its log has the details",
+        500, "a mistake of this server ended the response; its log has the details",
         kind="server_error", code="internal_error", headers=FINAL,
     )  # fmt: skip

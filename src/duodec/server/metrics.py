@@ -82,7 +82,9 @@ class Meters:
             "request_success", "Completions by how they ended.", ("finished_reason",)
         )
         self._refused = self._counter("requests_refused", "Requests by status.", ("status",))
-        self._verify_s = self._counter("verify_seconds", "Target forwards, waiting included.")
+        self._verify_s = self._counter(
+            "verify_seconds", "Forward passes of the target, waiting included."
+        )
         self._wait_s = self._counter("draft_wait_seconds", "Waiting for drafts.")
         self._near_ties = self._counter("near_ties", "Rounds that another kernel might change.")
         self._first_s = self._histogram("time_to_first_token_seconds", _FIRST_S)

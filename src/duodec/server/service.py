@@ -181,7 +181,7 @@ class Service:
         return found
 
     def serving(self, name: str | None) -> str:
-        """The model that answers a request for this one: where a server has one model, clients may
+        """The model that serves a request for this one: where a server has one model, clients may
         call it what they like. Raises ApiError."""
         is_any = len(self.models.names) == 1 and not self.settings.strict_model
         return self.settings.model if is_any else self.named(name)

@@ -38,7 +38,7 @@ class Kind(IntEnum):
     READY = 4  # child to parent: the model is loaded
     READING = 5  # still reading a long text
     NODES = 6  # one step further
-    DONE = 7  # nothing more comes for this request; also answers a cancel
+    DONE = 7  # nothing more comes for this request; also confirms a cancel
     ERROR = 8  # the request failed; with NO_SLOT, the process ends
     READING_IN_STEP = 9  # still reading a long text, in a step that is waited for
 

@@ -1,7 +1,7 @@
 """A drafter in a process of its own: own interpreter lock, own cores, own crashes.
 
 The parent's side of `duodec.backends.drafter.worker`. Whatever happens over there, a text goes on:
-a drafter that dies or hangs answers with less, is named in one warning and is started anew.
+a drafter that dies or hangs drafts less, is named in one warning and is started anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ProcessDrafter:
     """A `Drafter` whose model runs in a process of its own, on ``cores`` of its own.
 
     The constructor returns at once; until the model is loaded, and after a fault until it is
-    loaded again, answers are empty. ``num_threads`` bounds the thread pools of its libraries, which
+    loaded again, drafts are empty. ``num_threads`` bounds the thread pools of its libraries, which
     see no GPU; ``env`` adds to its environment and wins. ``on_warning`` is called with one line an
     incident, from the caller's thread, in `submit`, `poll`, `cancel` or `is_ready`; those never
     raise and never wait for the process, but for `poll`'s own wait. Requests' texts must not

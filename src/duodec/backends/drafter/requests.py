@@ -1,4 +1,4 @@
-"""What is asked of a drafter's process, and what it has answered so far."""
+"""Keep the requests to a drafter's process, and what has come of them so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 
 @dataclass
-class _Answer:
+class _Received:
     """What has arrived for a slot's last request."""
 
     epoch: int
@@ -93,11 +93,11 @@ class _Message:
 
 
 class Requests:
-    """Each slot's last request, its way to a child and the answer. Never blocks."""
+    """Each slot's last request, its way to a child and what came back. Never blocks."""
 
     def __init__(self) -> None:
         self._epoch = 0
-        self._answers: dict[int, _Answer] = {}
+        self._received: dict[int, _Received] = {}
         self._queue: dict[int, _Message] = {}  # at most one a slot
         self._silence = Silence()
         self._busy_s = 0.0  # of the child, as last heard
@@ -109,34 +109,34 @@ class Requests:
         self._epoch += 1
         shape = self._shape(request)
         # a child in the middle of a long text goes on reading until it sees this
-        old = self._answers.get(request.slot)
-        self._answers[request.slot] = _Answer(self._epoch, reading=old.reading if old else None)
+        old = self._received.get(request.slot)
+        self._received[request.slot] = _Received(self._epoch, reading=old.reading if old else None)
         self._put(request.slot, _Message(self._epoch, request.text, shape))
 
     def cancel(self, slot: int) -> None:
-        """Forget the slot's answer and tell the child, which may be at work on it, or read on."""
-        answer = self._answers.pop(slot, None)
+        """Forget what came for the slot and tell the child, which may still be at work on it."""
+        received = self._received.pop(slot, None)
         # told even if its request was never sent: the one before it may still be in work
-        if answer is not None:
-            self._put(slot, _Message(answer.epoch))
+        if received is not None:
+            self._put(slot, _Message(received.epoch))
 
     def drafted(self, slot: int) -> Drafted:
         """What has arrived for the slot's last request."""
-        answer = self._answers.get(slot)
-        return Drafted() if answer is None else answer.drafted(self._busy_s)
+        received = self._received.get(slot)
+        return Drafted() if received is None else received.drafted(self._busy_s)
 
     def is_drafting(self, slot: int, beyond: int | None = None) -> bool:
         """The slot is owed more (than ``beyond`` candidates), and no long text is being read
         before that."""
-        answer = self._answers.get(slot)
-        if answer is None or answer.is_complete or self._is_reading():
+        received = self._received.get(slot)
+        if received is None or received.is_complete or self._is_reading():
             return False
-        return beyond is None or answer.tree is None or len(answer.tree) <= beyond
+        return beyond is None or received.tree is None or len(received.tree) <= beyond
 
     def silence(self) -> tuple[float | None, float]:
         """Since when the child has kept us waiting, and for how many seconds that is nothing odd;
         None: it owes us nothing."""
-        is_reading = any(answer.reading for answer in self._answers.values())
+        is_reading = any(received.reading for received in self._received.values())
         pace = self._chunks if is_reading else self._steps
         return self._silence.since_s, pace.limit_s()
 
@@ -149,8 +149,8 @@ class Requests:
         """The child is gone: what it made stays, what it owed is not waited for."""
         self._queue.clear()
         self._silence.end(is_more_owed=False)
-        for answer in self._answers.values():
-            answer.end()
+        for received in self._received.values():
+            received.end()
 
     def send_to(self, child: Child) -> None:
         """Send what the child takes now; requests only when it is ready."""
@@ -173,7 +173,7 @@ class Requests:
             child.channel.is_closed = True
         self.send_to(child)
         if child.channel.num_bytes > num_bytes:
-            is_owed = any(not answer.is_complete for answer in self._answers.values())
+            is_owed = any(not received.is_complete for received in self._received.values())
             self._silence.end(is_more_owed=is_owed)
 
     def _shape(self, request: DraftRequest) -> bytes:
@@ -190,29 +190,29 @@ class Requests:
         self._queue[slot] = message
 
     def _hear(self, frame: Frame, child: Child) -> None:
-        answer = self._answers.get(frame.slot)
-        if answer is None:
+        received = self._received.get(frame.slot)
+        if received is None:
             return  # cancelled
-        if answer.epoch != frame.epoch:  # superseded; but who drafts has done with reading
+        if received.epoch != frame.epoch:  # superseded; but who drafts has done with reading
             if frame.kind not in READINGS:
-                answer.reading = None
+                received.reading = None
             return
         value: Progress | Failure = frame.value()
         if isinstance(value, Failure):
-            answer.end()
+            received.end()
             child.failed = child.failed or value
             return
         self._busy_s = value.busy_s
-        if answer.reading == Kind.READING:
-            self._chunks.observe(value.read_s - answer.read_s)
+        if received.reading == Kind.READING:
+            self._chunks.observe(value.read_s - received.read_s)
         if frame.kind == Kind.NODES:
-            self._steps.observe(value.draft_s - answer.draft_s)
-        answer.hear(frame.kind, value)
+            self._steps.observe(value.draft_s - received.draft_s)
+        received.hear(frame.kind, value)
         child.has_drafted = child.has_drafted or frame.kind in (Kind.NODES, Kind.DONE)
 
     def _is_reading(self) -> bool:
         """Apart from any step: nobody waits for it."""
-        return any(answer.reading == Kind.READING for answer in self._answers.values())
+        return any(received.reading == Kind.READING for received in self._received.values())
 
 
 def _frame(child: Child, slot: int, message: _Message) -> Frame:

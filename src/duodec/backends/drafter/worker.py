@@ -49,7 +49,7 @@ class _Abandoned(BaseException):  # so that no model's `except Exception` eats i
 
 
 @dataclass
-class _Job:
+class _ActiveRequest:
     """A request in work; ``steps`` is None until its text was read."""
 
     epoch: int
@@ -75,12 +75,12 @@ class Worker:
         self._channel = channel
         self._generation = generation
         self._model = model
-        self._jobs: dict[int, _Job] = {}  # by slot, whose turn it is first
+        self._active: dict[int, _ActiveRequest] = {}  # by slot, whose turn it is first
         self._texts: dict[int, Tokens] = {}  # by slot, the last one received
         self._seen: dict[int, Tokens] = {}  # by slot, the last one read
         self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
         self._wide: dict[int, int] = {}  # slots that may read older text -> their last epoch
-        self._current: _Job | None = None
+        self._current: _ActiveRequest | None = None
         self._busy_s = 0.0
         if model.traits.reads_in_chunks:
             model.on_chunk = self._between_chunks
@@ -92,13 +92,13 @@ class Worker:
             self._pump()
             if self._channel.is_closed:
                 return
-            is_working = bool(self._jobs) or self._widen_any()
-            if self._jobs:
-                slot = next(iter(self._jobs))
-                job = self._jobs[slot]
-                self._turn(job)
-                if self._jobs.get(slot) is job:
-                    self._jobs[slot] = self._jobs.pop(slot)
+            is_working = bool(self._active) or self._widen_any()
+            if self._active:
+                slot = next(iter(self._active))
+                active = self._active[slot]
+                self._turn(active)
+                if self._active.get(slot) is active:
+                    self._active[slot] = self._active.pop(slot)
                 self._widen(slot, is_idle=False)
             self._busy_s += perf_counter() - start
             if not is_working:
@@ -114,7 +114,7 @@ class Worker:
         try:
             return self._model.widen(slot, is_idle=is_idle)
         except Exception as error:  # noqa: BLE001  as a request that fails
-            self._jobs.pop(slot, None)
+            self._active.pop(slot, None)
             self._send(Kind.ERROR, slot, self._wide.pop(slot), Failure.of(error))
             return False
 
@@ -126,16 +126,16 @@ class Worker:
             if frame.kind == Kind.REQUEST:
                 self._accept(frame)
             elif frame.kind == Kind.CANCEL:
-                job = self._jobs.get(frame.slot)
-                if job is not None and job.epoch <= frame.epoch:
-                    del self._jobs[frame.slot]
+                active = self._active.get(frame.slot)
+                if active is not None and active.epoch <= frame.epoch:
+                    del self._active[frame.slot]
                 if self._wide.get(frame.slot, frame.epoch) <= frame.epoch:
                     self._wide.pop(frame.slot, None)
                 self._send(Kind.DONE, frame.slot, frame.epoch, Progress())
 
     def _accept(self, frame: Frame) -> None:
         """A new request takes the place of the slot's earlier one."""
-        self._jobs.pop(frame.slot, None)
+        self._active.pop(frame.slot, None)
         text, shape = unpack_request(self._texts.get(frame.slot, _NOTHING), frame.body)
         self._texts[frame.slot] = text
         try:
@@ -144,91 +144,95 @@ class Worker:
             self._send(Kind.ERROR, frame.slot, frame.epoch, Failure.of(error))
             return
         self._wide[frame.slot] = frame.epoch
-        self._jobs[frame.slot] = _Job(frame.epoch, DraftRequest(frame.slot, text, plan, sampler))
+        self._active[frame.slot] = _ActiveRequest(
+            frame.epoch, DraftRequest(frame.slot, text, plan, sampler)
+        )
 
-    def _turn(self, job: _Job) -> None:
-        """Read the job's text, or take one step of its draft."""
-        self._current = job
+    def _turn(self, active: _ActiveRequest) -> None:
+        """Read the request's text, or take one step of its draft."""
+        self._current = active
         try:
-            if job.steps is None:
-                has_taken_long = self._read(job)
-                job.steps = job.request.plan.grow(self._model, self._masked(job))
+            if active.steps is None:
+                has_taken_long = self._read(active)
+                active.steps = active.request.plan.grow(self._model, self._masked(active))
                 if has_taken_long:
                     return
             start = perf_counter()
-            tree = next(job.steps, None)
-            job.draft_s += perf_counter() - start
+            tree = next(active.steps, None)
+            active.draft_s += perf_counter() - start
         except _Abandoned:
             return
         except Exception as error:  # noqa: BLE001  one request fails, the drafter goes on
-            del self._jobs[job.request.slot]
-            self._masks.pop(job.request.slot, None)  # one that failed stays so
-            self._send(Kind.ERROR, job.request.slot, job.epoch, Failure.of(error))
+            del self._active[active.request.slot]
+            self._masks.pop(active.request.slot, None)  # one that failed stays so
+            self._send(Kind.ERROR, active.request.slot, active.epoch, Failure.of(error))
             return
         finally:
             self._current = None
         if tree is None:
-            del self._jobs[job.request.slot]
-            self._tell(Kind.DONE, job)
+            del self._active[active.request.slot]
+            self._tell(Kind.DONE, active)
         else:
-            self._tell(Kind.NODES, job, tree)
+            self._tell(Kind.NODES, active, tree)
 
-    def _read(self, job: _Job) -> bool:
+    def _read(self, active: _ActiveRequest) -> bool:
         """Read a long text, all but its last token, whose row the first step wants; a few new
         tokens go with that step. Whether it took a turn of its own."""
-        slot, text = job.request.slot, job.request.text
-        job.start_s = perf_counter()
+        slot, text = active.request.slot, active.request.text
+        active.start_s = perf_counter()
         is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
         if is_long:
-            self._tell(job.reading, job)
-        is_apart = is_long and job.reading == Kind.READING  # or the first step reads it
+            self._tell(active.reading, active)
+        is_apart = is_long and active.reading == Kind.READING  # or the first step reads it
         if is_apart:
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
-            job.read_s = perf_counter() - job.start_s
+            active.read_s = perf_counter() - active.start_s
         self._seen[slot] = text
         return is_apart
 
-    def _masked(self, job: _Job) -> DraftRequest:
+    def _masked(self, active: _ActiveRequest) -> DraftRequest:
         """The request, with a mask of its own where its grammar can be followed here."""
-        request = job.request
+        request = active.request
         grammar = request.sampler.params.grammar
         if grammar is None or not self._model.traits.has_masks:
             return request
         known = self._masks.get(request.slot)
         if known is None or known[0] != grammar:
-            self._tell(Kind.READING, job)  # to read a grammar may take a while
+            self._tell(Kind.READING, active)  # to read a grammar may take a while
             known = self._masks[request.slot] = (grammar, self._model.mask(grammar))
         return replace(request, sampler=replace(request.sampler, mask=known[1]))
 
     def _between_chunks(self) -> None:
         """The model's hook: shows that we live, and ends a reading that nobody wants."""
-        job = self._current
+        active = self._current
         self._pump()
-        if job is None:
+        if active is None:
             return
-        if self._channel.is_closed or self._jobs.get(job.request.slot) is not job:
+        if self._channel.is_closed or self._active.get(active.request.slot) is not active:
             raise _Abandoned
-        if job.steps is None:
-            job.read_s = perf_counter() - job.start_s
-        self._tell(job.reading, job)
+        if active.steps is None:
+            active.read_s = perf_counter() - active.start_s
+        self._tell(active.reading, active)
 
-    def _tell(self, kind: Kind, job: _Job, tree: Draft | CandidateTree | None = None) -> None:
-        """A frame about a job, with the nodes of ``tree`` that were not sent yet."""
-        progress = Progress(read_s=job.read_s, draft_s=job.draft_s, busy_s=self._busy_s)
+    def _tell(
+        self, kind: Kind, active: _ActiveRequest, tree: Draft | CandidateTree | None = None
+    ) -> None:
+        """A frame about a request, with the nodes of ``tree`` that were not sent yet."""
+        progress = Progress(read_s=active.read_s, draft_s=active.draft_s, busy_s=self._busy_s)
         if tree is not None:
-            new = slice(job.num_sent, None)
+            new = slice(active.num_sent, None)
             distributions = None if tree.distributions is None else tree.distributions[new]
             progress = Progress(
                 tree.tokens[new],
                 tree.parents[new],
                 distributions,
                 tree.confidences[new] if isinstance(tree, CandidateTree) else None,
-                job.read_s,
-                job.draft_s,
+                active.read_s,
+                active.draft_s,
                 self._busy_s,
             )
-            job.num_sent = len(tree)
-        self._send(kind, job.request.slot, job.epoch, progress)
+            active.num_sent = len(tree)
+        self._send(kind, active.request.slot, active.epoch, progress)
 
     def _send(self, kind: Kind, slot: int, epoch: int, value: Progress | Failure) -> None:
         body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from duodec.backends.grammar.library import Trial, compiled, fault, library
-from duodec.machine.helper import ANSWER, SIZE
+from duodec.machine.helper import RESPONSE, SIZE
 from duodec.machine.processes import activity, share_with_others, yield_to_all
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ _STACK_BYTES = 4 << 20
 _LONGEST = 4096  # bytes of what the library says
 
 
-def main(requests: BinaryIO, answers: BinaryIO) -> None:
+def main(requests: BinaryIO, responses: BinaryIO) -> None:
     """Try what is asked, until nobody asks."""
     key, tokens = "", None
     library()  # once, before any fork
-    _answer(answers, DONE, b"")  # ready
+    _respond(responses, DONE, b"")  # ready
     while len(head := requests.read(SIZE.size)) == SIZE.size:
         trial: Trial = pickle.loads(requests.read(*SIZE.unpack(head)))  # noqa: S301  our parent's
         if trial.words is not None:
             key, tokens = trial.key, trial.words.opened()
         if tokens is None or key != trial.key:
-            _answer(answers, UNREAD, b"")
+            _respond(responses, UNREAD, b"")
         else:
-            _answer(answers, *_ended(tokens, trial))
+            _respond(responses, *_ended(tokens, trial))
 
 
 def _ended(tokens: Tokens, trial: Trial) -> tuple[int, bytes]:
@@ -116,9 +116,9 @@ def _limit(trial: Trial) -> None:
     signal.setitimer(signal.ITIMER_REAL, _WAIT_FACTOR * trial.seconds)
 
 
-def _answer(answers: BinaryIO, kind: int, words: bytes) -> None:
-    answers.write(ANSWER.pack(kind, len(words)) + words)
-    answers.flush()
+def _respond(responses: BinaryIO, kind: int, words: bytes) -> None:
+    responses.write(RESPONSE.pack(kind, len(words)) + words)
+    responses.flush()
 
 
 if __name__ == "__main__":

@@ -165,9 +165,9 @@ class PathMask:
         self._bits = np.zeros((num_vocab + 31) // 32, dtype="<u4")
         self._lock = Lock()  # target and draft may call from two threads
 
-    def allowed(self, answer: NDArray[np.int32]) -> NDArray[np.bool_] | None:
+    def allowed(self, completion: NDArray[np.int32]) -> NDArray[np.bool_] | None:
         with self._lock:
-            if self._compiled is None or not self._follow(answer):
+            if self._compiled is None or not self._follow(completion):
                 return None
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
             self._check()
@@ -180,15 +180,15 @@ class PathMask:
                 self._compiled = None
                 del self._matcher
 
-    def _follow(self, answer: NDArray[np.int32]) -> bool:
-        """Move to the end of ``answer``; returns whether the grammar allows it."""
-        num_kept = common_prefix(self._path, answer)
+    def _follow(self, completion: NDArray[np.int32]) -> bool:
+        """Move to the end of ``completion``; returns whether the grammar allows it."""
+        num_kept = common_prefix(self._path, completion)
         self._matcher.rollback(len(self._path) - num_kept)
-        tokens = answer[num_kept:].tolist()
+        tokens = completion[num_kept:].tolist()
         words = list(takewhile(lambda token: token not in self._ends, tokens))
         num_valid = self._matcher.validate_tokens(words)
         self._matcher.consume_tokens(tokens[:num_valid])
-        self._path = answer[: num_kept + num_valid].copy()
+        self._path = completion[: num_kept + num_valid].copy()
         self._check()
         return num_valid == len(tokens)
 

@@ -265,7 +265,7 @@ class LlamaModel:
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the answer."""
+        """Whether a token ends the completion."""
         known = self._ends.get(token)  # asked for between two forward passes, where calls are slow
         if known is None:
             known = self._ends[token] = bool(self.lib.llama_vocab_is_eog(self.vocab, token))

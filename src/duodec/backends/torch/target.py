@@ -41,12 +41,12 @@ from duodec.core.traits import TargetTraits
 from duodec.core.verify import Verdict, propose
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
-MAX_WIDTH = TAIL  # draft tokens that a forward may score
+MAX_WIDTH = TAIL  # draft tokens that a forward pass may score
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 _SMALLEST = 8  # the part of ``num_chunk`` that the last part of a prompt is padded to at least
 # draws of every kind
 _DRAWN_FIRST = (SamplingParams(), SamplingParams(1.0), SamplingParams(1.0, top_k=20, top_p=0.9))
-_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)  # rows of a forward whose bits may depend on their number
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)  # rows of a pass whose bits may depend on their number
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TorchTarget(Target):
     read in parts of ``num_chunk`` tokens that begin at multiples of it, the last one padded to a
     size that its length tells, so that how it was cut or known changes no bits either. Otherwise a
     forward has as few rows as it can. ``on_chunk`` is called between two parts of a prompt, and may
-    raise to abandon it: what was read stays known. ``on_warning`` gets a line when forwards are
+    raise to abandon it: what was read stays known. ``on_warning`` gets a line when passes are
     slower than they should be. ``heads``, where there are some, propose tokens. Raises
     ModelUnreadable for models that cannot be scored as trees, and BadOption.
     """
@@ -245,7 +245,7 @@ class TorchTarget(Target):
 
         return propose(query, scores, at, heads.num_heads)
 
-    # --- before a forward
+    # --- before a forward pass
 
     def _check(self, queries: Sequence[Query]) -> None:
         assert len({query.slot for query in queries}) == len(queries), "one query a slot"
@@ -257,7 +257,7 @@ class TorchTarget(Target):
         for query in queries:
             if len(query.draft) > MAX_WIDTH:
                 raise BadOption(
-                    f"a draft of {len(query.draft)} tokens, and a forward scores {MAX_WIDTH}; "
+                    f"a draft of {len(query.draft)} tokens, and a forward pass scores {MAX_WIDTH}; "
                     "draft less"
                 )
             if len(query.text) + len(query.draft) > self.num_context + MAX_WIDTH:
@@ -278,7 +278,7 @@ class TorchTarget(Target):
             if self._states is not None:
                 self._states.move(source, target)
 
-    # --- forwards
+    # --- forward passes
 
     def _read(self, query: Query, memo: SlotMemo, first: int, rows: _Rows) -> None:
         """Read what is missing of the prompt; the row that follows it, if it ends the text, is the
@@ -363,7 +363,7 @@ class TorchTarget(Target):
             rows.summaries.index_copy_(0, target, summaries.index_select(0, source))
 
     def _warm_up(self) -> None:
-        """Run one forward of each kind that comes again and again, so that nothing is planned,
+        """Run one forward pass of each kind that comes again and again, so that nothing is planned,
         compiled or captured while somebody waits for a token, and memory that is short runs out
         at once. Only windows of other slots than the first are captured when they come."""
         inputs = InputRows.of_text(Query(0, np.zeros(1, dtype=np.int32)), 0, 0, 1)

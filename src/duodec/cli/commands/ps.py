@@ -104,7 +104,7 @@ def _state(serving: RunningServer) -> str:
 
 
 def _status(response: IO[bytes]) -> str:
-    """The status in an answer of ours; empty in another's. Raises OSError."""
+    """The status in a response of ours; empty in another's. Raises OSError."""
     try:
         return str(json_format.load(response)["status"])
     except (ValueError, KeyError, TypeError):

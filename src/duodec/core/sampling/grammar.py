@@ -40,10 +40,10 @@ class Grammar:
 class Mask(Protocol):
     """One completion's grammar on a vocabulary; remembers the texts that it has seen."""
 
-    def allowed(self, answer: NDArray[np.int32]) -> NDArray[np.bool_] | None:
-        """Which tokens may follow ``answer``, shape (vocab,): those that continue a match of the
-        grammar and, where the text may end, the end tokens. Depends on ``answer`` only. None if
-        ``answer`` has already ended or cannot begin a match: nothing is ever drawn there. Raises
+    def allowed(self, completion: NDArray[np.int32]) -> NDArray[np.bool_] | None:
+        """Which tokens may follow ``completion``, shape (vocab,): those that continue a match of
+        the grammar and, where the text may end, the end tokens. Depends on ``completion`` only.
+        None if it has already ended or cannot begin a match: nothing is ever drawn there. Raises
         BadOption if the grammar is too complex."""
 
     def close(self) -> None:

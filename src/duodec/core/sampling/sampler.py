@@ -183,7 +183,7 @@ class Context:
     def tokens(self) -> Tokens:
         return np.concatenate([self.text, np.asarray(self.tail, dtype=np.int32)])
 
-    def answer(self, num_prompt_tokens: int) -> Tokens:
+    def completion(self, num_prompt_tokens: int) -> Tokens:
         """The tokens after the prompt."""
         return self.tokens()[num_prompt_tokens:]
 
@@ -303,7 +303,7 @@ class Sampler:
         """Mask, bias and penalties."""
         p = self.params
         if self.mask is not None:
-            row = masked(row, self.mask.allowed(context.answer(self.num_prompt_tokens)))
+            row = masked(row, self.mask.allowed(context.completion(self.num_prompt_tokens)))
         if p.logit_bias:
             row = row.copy()
             for token, bias in p.logit_bias.items():
@@ -317,8 +317,8 @@ class Sampler:
             row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
         if p.presence_penalty or p.frequency_penalty:
             row = row.copy()
-            answer = context.answer(self.num_prompt_tokens)
-            seen, counts = np.unique(answer, return_counts=True)
+            completion = context.completion(self.num_prompt_tokens)
+            seen, counts = np.unique(completion, return_counts=True)
             is_known = seen < len(row)
             seen, counts = seen[is_known], counts[is_known]
             row[seen] -= np.float32(p.frequency_penalty) * counts.astype(np.float32)

@@ -119,7 +119,9 @@ class Connection(HttpToolsProtocol):
         self._is_stopped = False  # the transport is not read
         self._rest: asyncio.TimerHandle | None = None  # until it is read again
         self._num_reads = self._num_read_bytes = 0  # since the last message was complete
-        self._running: RequestResponseCycle | None = None  # whose answer is under way, or was last
+        self._running: RequestResponseCycle | None = (
+            None  # whose response is under way, or was last
+        )
         self._is_next_due = False  # the first of the pipeline may begin
         self.is_ahead = False  # its client sent a request before it had the last response
         self._num_head_bytes = 0  # since the last head, or part of a body, was complete
@@ -128,7 +130,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_body = False
         self._is_over = False  # nothing more is parsed or answered
         self._num_dropped = 0  # bytes that came after that
-        self._is_deaf = False  # closed after the answers that are under way
+        self._is_deaf = False  # closed after the responses that are under way
         self._error: ApiError | None = None  # why the parser was stopped
 
     # --- asyncio's side
@@ -204,7 +206,7 @@ class Connection(HttpToolsProtocol):
         return len(self.tasks) - num_tasks
 
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Let the application answer a request of the pipeline."""
+        """Let the application respond to a request of the pipeline."""
         self._is_next_due, self._running = False, cycle
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
@@ -277,7 +279,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
         is_answered = self._running is self.cycle and not self._is_answering
         if is_answered and self._num_payload > 2 * self._settings.max_body_bytes:
-            self._end()  # it goes on and on though it has its answer
+            self._end()  # it goes on and on though it has its response
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
@@ -362,7 +364,7 @@ class Connection(HttpToolsProtocol):
         raise error
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in OpenAI's shape and close; requests before this one have their answers first."""
+        """Respond in OpenAI's shape and close; requests before this one are served first."""
         is_about_running = self._is_in_body and not self.pipeline
         if self._is_in_body and self.pipeline:
             self.pipeline.popleft()  # the request that it is about

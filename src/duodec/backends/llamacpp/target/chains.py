@@ -1,4 +1,4 @@
-"""Many texts in one forward: a stream of the cache for each, and chains after them.
+"""Many texts in one forward pass: a stream of the cache for each, and chains after them.
 
 llama.cpp's cache apart by sequence: every text attends to cells of its own, in the order of its
 tokens, whoever else is computed. A sequence has no branches there, so of a tree the first nodes
@@ -32,7 +32,7 @@ from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
-NUM_BATCH = 512  # tokens of a forward, or as many as all slots' chains have
+NUM_BATCH = 512  # tokens of a forward pass, or as many as all slots' chains have
 MAX_ROWS = 2 * MAX_WIDTH
 _PAD = 256  # cells that llama.cpp rounds a stream up to
 NOTHING: Tokens = np.empty(0, dtype=np.int32)
@@ -170,7 +170,7 @@ class LlamaChains(Target):
             self._pad(works.values(), self.num_rows)
         try:
             self._read_long(works)
-            # neighbours in the cache share a forward, others take turns
+            # neighbours in the cache share a forward pass, others take turns
             entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
             self._decode(entries)
         except BaseException:
@@ -234,7 +234,7 @@ class LlamaChains(Target):
             work.num_padded = num_rows - 1 - len(work.chain)
 
     def _read_long(self, works: dict[int, Work]) -> None:
-        """Parts of long texts, until the rest of all fits in a forward."""
+        """Parts of long texts, until the rest of all fits in a forward pass."""
         while (excess := sum(work.num_new for work in works.values()) - self._num_batch) > 0:
             work = max(works.values(), key=lambda work: len(work.query.text) - work.begin)
             num_left = len(work.query.text) - 1 - work.begin

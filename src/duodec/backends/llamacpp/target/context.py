@@ -48,7 +48,7 @@ class LlamaContext:
         model.refuse_recurrent()
         self._max_rows = max_rows
         self._num_first = num_first
-        self.num_threads = num_threads  # of a forward that continues a text
+        self.num_threads = num_threads  # of a forward pass that continues a text
         self.num_prompt_threads = num_threads  # of one that reads a prompt
         self.most_threads: Callable[[], int] | None = None  # now, as others leave cores; None: all
         self.model = model
@@ -196,7 +196,7 @@ class LlamaContext:
                 elif not self._evict(used):
                     raise _NoRoom from error
 
-    # --- forwards
+    # --- forward passes
 
     def _read(self, query: RowQuery, missing: Missing, used: set[int]) -> None:
         """Compute a long text in chunks, all but its last part."""
@@ -224,12 +224,12 @@ class LlamaContext:
             self._slots[query.slot].add_nodes(missing)
         num_rows = sum(entry.row is not None for entry in entries)
         found = iter(logits(self.model, self.handle, num_rows))
-        answers = []
+        by_query = []
         for query, missing in zip(queries, plans, strict=True):
             order = [e.row for e in (*missing.text, *missing.nodes) if e.row is not None]
             by_row = dict(zip(order, found, strict=False))
-            answers.append([by_row[row] for row in query.rows])
-        return answers
+            by_query.append([by_row[row] for row in query.rows])
+        return by_query
 
     def _decode(self, entries: Sequence[Entry], used: set[int]) -> None:
         self.states.take()  # those of the last pass are lost otherwise
@@ -255,7 +255,7 @@ class LlamaContext:
                 raise _NoRoom
 
 
-NO_CELLS = 1  # llama_decode's answer to a full cache
+NO_CELLS = 1  # what llama_decode returns for a full cache
 STOPPED = 2  # and when it was told to stop
 
 
@@ -280,7 +280,7 @@ class _NoRoom(Exception):
 
 
 class Threads:
-    """How many compute a context's forwards. The library is told of changes only."""
+    """How many compute a context's forward passes. The library is told of changes only."""
 
     def __init__(self, lib: object, handle: object) -> None:
         self._lib, self.handle = lib, handle

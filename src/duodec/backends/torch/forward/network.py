@@ -145,14 +145,14 @@ class Network:
         kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits of the rows, or of those ``kept``: (rows, vocab), in the model's own type."""
-        answer = self._model(
+        output = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
             **self._cached(cache),
             logits_to_keep=0 if kept is None else kept,
             plan=plan,
         )
-        logits: torch.Tensor = answer.logits[0]
+        logits: torch.Tensor = output.logits[0]
         return logits
 
     def _cached(self, cache: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Network:
         device = next(self._model.parameters()).device
         tokens = torch.tensor([_PROBE], device=device)
         positions = torch.arange(len(_PROBE), device=device)[None]
-        answer = self._model(input_ids=tokens, position_ids=positions, **self._cached(cache))
+        output = self._model(input_ids=tokens, position_ids=positions, **self._cached(cache))
         for layer in cache.layers:
             if type(layer).__name__ not in _MEMORIES:
                 kind = type(layer).__name__.removeprefix("Dynamic").removesuffix("Layer")
@@ -183,7 +183,7 @@ class Network:
             )
         if cache.layers[0].keys.shape != cache.layers[0].values.shape:
             raise ModelUnreadable(f"{_name(self._model)} has keys and values of different shapes")
-        return answer.logits[0], list(cache.layers)
+        return output.logits[0], list(cache.layers)
 
     def _check_logits(self, expected: torch.Tensor) -> None:
         cache = self.cache(len(_PROBE))

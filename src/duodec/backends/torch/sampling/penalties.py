@@ -58,7 +58,7 @@ def _restrict(logits: torch.Tensor, query: Query, mask: Mask) -> None:
     num_rows, num_vocab = logits.shape
     is_open = np.ones((num_rows, num_vocab), dtype=bool)
     for row in range(num_rows):
-        allowed = mask.allowed(query.context(row).answer(query.sampler.num_prompt_tokens))
+        allowed = mask.allowed(query.context(row).completion(query.sampler.num_prompt_tokens))
         if allowed is not None:
             size = min(num_vocab, len(allowed))
             is_open[row, :size], is_open[row, size:] = allowed[:size], False
@@ -98,8 +98,8 @@ class _Penalties:
 def _counts(query: Query, num_vocab: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """The text's tokens, each once, and how often each is in the completion."""
     tokens, where = np.unique(query.text, return_inverse=True)
-    answer = where[query.sampler.num_prompt_tokens :]
-    counts = np.bincount(answer, minlength=len(tokens))
+    completion = where[query.sampler.num_prompt_tokens :]
+    counts = np.bincount(completion, minlength=len(tokens))
     is_known = tokens < num_vocab
     return tokens[is_known], counts[is_known]
 
@@ -112,12 +112,12 @@ def _tail_counts(
     rows, tokens, counts = [], [], []
     for row in range(1, num_rows):
         path = query.draft.path_tokens(row - 1)
-        answer = Counter(path[num_prompt:])
+        completion = Counter(path[num_prompt:])
         for token in set(path):
             if token < num_vocab:
                 rows.append(row)
                 tokens.append(token)
-                counts.append(in_text.get(token, 0) + answer[token])
+                counts.append(in_text.get(token, 0) + completion[token])
     return rows, tokens, counts
 
 
