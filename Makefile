@@ -10,7 +10,7 @@ BIN = .venv/bin
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all test-soak \
+.PHONY: help setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all test-soak \
 	test-torch test-vllm test-gpu test-page test-peers test-clients lint docs wheel clean
 
 help:  ## show this list
@@ -75,11 +75,6 @@ test-clients: setup  ## run other people's clients against the server (installs 
 		.venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt; }
 	@$(BIN)/python -m tests.clients
 
-bench-aiperf: setup  ## measure the server with AIPerf, which gets an environment of its own
-	@[ -x .venv-aiperf/bin/aiperf ] || { $(BIN)/python -m venv .venv-aiperf && \
-		.venv-aiperf/bin/pip install --quiet aiperf==0.13.0; }
-	@$(BIN)/python -m benchmarks aiperf $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
-
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -92,5 +87,5 @@ wheel: setup  ## build the sdist and the wheel into dist/, and try them in a cle
 	@$(BIN)/python scripts/release.py
 
 clean:  ## remove .venv, .venv-* and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv .venv-vllm .venv-aiperf .venv-peers .venv-clients $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-vllm .venv-peers .venv-clients $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

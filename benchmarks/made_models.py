@@ -1,13 +1,12 @@
 """Write models of any shape with random weights, made on the spot: right for times and for nothing
 else.
 
-GGUF files as llama.cpp's own quantisation mixes their formats, and folders of safetensors. A file
-repeats some megabytes of random blocks, so that 16 GB are written in seconds.
+GGUF files as llama.cpp's own quantisation mixes their formats. A file repeats some megabytes of
+random blocks, so that 16 GB are written in seconds.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -104,39 +103,6 @@ def write_gguf(path: Path, shape: Shape, mix: str) -> Path:
     return partial.replace(path)
 
 
-def write_folder(folder: Path, shape: Shape) -> Path:
-    """A folder as transformers saves it, in bfloat16, without a tokenizer. Experts are for GGUF
-    files only. Raises OSError."""
-    assert not shape.num_experts
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
-        "num_hidden_layers": shape.num_layers, "hidden_size": shape.width,
-        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head, "intermediate_size": shape.inner, "vocab_size": shape.num_vocab,
-        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-        "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    kind, header, offset = FORMATS["BF16"], {}, 0
-    sizes = []
-    for name, dims in _tensors(shape):
-        sizes.append((len(dims), _size(dims, kind)))
-        header[_name_of_transformers(name)] = {
-            "dtype": "BF16", "shape": dims, "data_offsets": [offset, offset + sizes[-1][1]],
-        }  # fmt: skip
-        offset += sizes[-1][1]
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % 8)
-    blocks = memoryview(_blocks(kind).tobytes())
-    ones = memoryview(_bfloat16(np.ones(shape.width)).tobytes())
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(words)) + words)
-        for num_dims, size in sizes:
-            _repeat(file, ones if num_dims == 1 else blocks, size)
-    return folder
-
-
 def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names of GGUF, and rows by columns."""
     yield "token_embd.weight", (shape.num_vocab, shape.width)
@@ -215,21 +181,6 @@ def _facts(shape: Shape, mix: str, name: str) -> dict[str, Any]:
     }
 
 
-_OF_TRANSFORMERS = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-
-
-def _name_of_transformers(name: str) -> str:
-    *layer, part, weight = name.split(".")
-    prefix = f"model.layers.{layer[1]}." if layer else ""
-    return f"{prefix}{_OF_TRANSFORMERS[part]}.{weight}"
-
-
 def _blocks(kind: Format, *, is_norm: bool = False) -> np.ndarray[Any, Any]:
     """Random blocks of a format; of norms, ones."""
     rng = np.random.default_rng(0)
@@ -238,15 +189,12 @@ def _blocks(kind: Format, *, is_norm: bool = False) -> np.ndarray[Any, Any]:
     if kind is FORMATS["F32"]:
         return rng.standard_normal(_BLOCKS, dtype=np.float32) * np.float32(0.02)
     if kind is FORMATS["BF16"]:
-        return _bfloat16(rng.standard_normal(64 * _BLOCKS, dtype=np.float32) * 0.02)
+        numbers = rng.standard_normal(64 * _BLOCKS, dtype=np.float32) * np.float32(0.02)
+        return (numbers.view(np.uint32) >> 16).astype(np.uint16)
     raw = rng.integers(0, 256, (_BLOCKS, kind.num_bytes), dtype=np.uint8)
     for place, scale in kind.scales.items():
         raw[:, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
     return raw
-
-
-def _bfloat16(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _size(dims: tuple[int, ...], kind: Format) -> int:

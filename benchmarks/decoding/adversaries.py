@@ -7,10 +7,10 @@ Each adversary is replayed, `ar` and `auto` in turn on cold prompts, as in `duod
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Annotated
 
 import typer
@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import Figures
-from benchmarks.decoding.throttled import Throttled
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
@@ -29,6 +28,8 @@ from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.recording import Conversation, record, shuffled
 from duodec.bench.reports.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
+from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.rows import Row
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import warn
 from duodec.llm import LLM, load
@@ -40,6 +41,28 @@ from duodec.planning.costs import Costs
 
 GREEDY = SamplingParams(seed=1)
 CREATIVE = SamplingParams(temperature=1.2, seed=1)
+
+
+@dataclass(frozen=True)
+class Throttled:
+    """A draft model whose forward passes take ten times as long."""
+
+    recipe: LlamaRecipe
+    pause_s: float = 0.0117  # nine times the shipped draft's time for one leaf
+
+    def load(self) -> DraftModel:
+        return _Slow(self.recipe.load(), self.pause_s)
+
+
+@dataclass(eq=False)
+class _Slow(DraftModel):
+    model: DraftModel
+    pause_s: float
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        rows = self.model.rows(query)
+        sleep(self.pause_s)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -135,10 +158,7 @@ def _compare(
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     ttft: dict[str, list[float]] = {name: [] for name in methods}
     prompts = []
-    is_tty = os.isatty(2)
-    for number, conversation in enumerate(
-        track(conversations, console=console, disable=not is_tty)
-    ):
+    for number, conversation in enumerate(track(conversations, console=console)):
         names = list(methods)[:: 1 if number % 2 else -1]
         for name in names:
             bed.forget()

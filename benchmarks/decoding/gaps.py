@@ -12,18 +12,14 @@ second. `benchmarks.decoding.gaps_of_tree` says how a gap is taken.
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
 
-from benchmarks import SCRATCH, Figures
+from benchmarks import SCRATCH, Figures, in_process
 from duodec.bench.recording import record
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling.sampler import SamplingParams
@@ -78,14 +74,7 @@ def main(
 def _measured(tree: Path, arguments: list[str]) -> Found:
     """The figures of a tree, in a process of its own."""
     program = tree / "benchmarks" / "decoding" / "gaps_of_tree.py"  # the tree's own
-    done = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    figures: Found = json.loads(done.stdout.splitlines()[-1])
+    figures: Found = in_process(str(program), *arguments, PYTHONPATH=str(tree / "src"))
     return figures
 
 

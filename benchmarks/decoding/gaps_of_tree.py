@@ -4,7 +4,7 @@ The gap is taken at the target: from the moment at which a forward pass is over,
 looks or not, to the launch of the next one. All that stands between the two counts, but for waits
 for drafts: where the method waited, the time from its request to the drafter, or from the end of
 the forward pass if that came first, to the arrival of what it waited for. Whatever else is done
-then is done while the drafter works. It uses only what older trees have.
+then is done while the drafter works. Each tree runs its own program, with the same arguments.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import math
 import pickle
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
 from duodec import SamplingParams
 from duodec.backends.curves import CostCurve
+from duodec.backends.paced import TargetAround
 from duodec.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.replay import ReplayTarget
 from duodec.bench.recording import Turn
-from duodec.core.protocols import Launched, Query, Scores, Target
+from duodec.core.protocols import Launched, Query, Scores
 from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
@@ -58,35 +60,24 @@ class Gaps:
 
 
 @dataclass
-class Watched(Target):
+class Watched(TargetAround):
     """A target at which gaps are noted."""
 
-    target: ReplayTarget
     gaps: Gaps
-
-    @property
-    def traits(self) -> Any:
-        return self.target.traits
-
-    def cache_for(self, slot: int, **company: Any) -> Any:
-        return self.target.cache_for(slot, **company)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         self.gaps.begin()
         return _Flight(self.target.launch(queries), self.gaps)
 
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return self.launch(queries).result()
-
 
 @dataclass(frozen=True)
 class _Flight:
-    launched: Any
+    launched: Launched
     gaps: Gaps
     due_s: float = math.inf
 
     def result(self) -> list[Scores]:
-        scores: list[Scores] = self.launched.result()
+        scores = self.launched.result()
         self.gaps.end(self.launched.due_s)
         return scores
 
@@ -118,9 +109,8 @@ def measured(
     """The figures of a method over some texts, each cold."""
     gaps, costs, stats = Gaps(), Costs(), []
     bed = ReplayBed(parts, curve)
-    watched = Parts(**{**vars(parts), "drafter": None})
-    if parts.drafter is not None:
-        watched = Parts(**{**vars(parts), "drafter": WatchedDrafter(parts.drafter, gaps)})
+    drafter: Any = parts.drafter and WatchedDrafter(parts.drafter, gaps)
+    watched = replace(parts, drafter=drafter)
     for turn in turns:
         bed.forget()
         gaps.end_s = None
@@ -141,8 +131,7 @@ def measured(
 
 def main(recorded: str, target: str, draft: str, latencies: str, methods: str) -> None:
     """Print the figures as JSON, by latency and method."""
-    with open(recorded, "rb") as file:  # noqa: PTH123
-        turns = pickle.load(file)
+    turns = pickle.loads(Path(recorded).read_bytes())
     names = methods.split(",")
     config = EngineConfig(target=target, draft=draft or None)
     chosen = [method_named(name) for name in names]

@@ -14,20 +14,18 @@ Ctrl-C ends it after the prompts that are done.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Annotated, Any
 
 import typer
 from rich.progress import track
 
 from benchmarks import Figures
-from benchmarks.serving.servers import Served, llama_cpp, ours
-from benchmarks.serving.serving import Answer, ask
+from benchmarks.serving.servers import llama_cpp, ours
+from benchmarks.serving.serving import Answer, Setting, ask
 from duodec.bench.tasks import TASKS, Prompt, read_prompts
 from duodec.machine.cores import available_cores
 from duodec.models import resolve
@@ -42,15 +40,6 @@ _DRAFT = (
     + "params.speculative.draft.n_max = {}\n"
 )
 _HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A way to decode: a server, and what requests say of speculation."""
-
-    name: str
-    server: Served
-    body: dict[str, Any]
 
 
 def completion(setting: Setting, prompt: Prompt, max_tokens: int, temperature: float) -> Answer:
@@ -72,8 +61,7 @@ def _settings(stack: ExitStack, python: Path, target: Path, drafts: dict[str, Pa
 
     def theirs(name: str, lines: str = "") -> Setting:
         server = llama_cpp(
-            python, target, num_context=context, num_slots=1, num_threads=threads,
-            is_unified=False, lines=lines,
+            python, target, num_context=context, num_slots=1, num_threads=threads, lines=lines
         )  # fmt: skip
         return Setting(name, stack.enter_context(server), {})
 
@@ -92,10 +80,6 @@ def _settings(stack: ExitStack, python: Path, target: Path, drafts: dict[str, Pa
             lines = _DRAFT.format(str(path), n_max)
             settings.append(theirs(f"{LLAMA}, {n_max} of {draft}", lines))
     return settings
-
-
-def _geometric_mean(ratios: list[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def main(
@@ -182,9 +166,9 @@ def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         medians = {task: median(found) for task, found in by_task.items()}
         found = {
             "setting": name,
-            "over_plain": _geometric_mean(list(medians.values())),
+            "over_plain": geometric_mean(medians.values()),
             "by_task": medians,
-            "first_over_plain": _geometric_mean(firsts[name]),
+            "first_over_plain": geometric_mean(firsts[name]),
             "num_other_texts": differing[name],
         }
         table.append(found)

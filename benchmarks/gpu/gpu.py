@@ -21,11 +21,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.gpu.gpu_sections import CURVES, WARNINGS, Note, Report, attempt
-from benchmarks.made_models import Shape, shape_named, write_folder, write_gguf
+from benchmarks.made_models import Shape, shape_named, write_gguf
 from duodec.bench.card import environment
 from duodec.errors import BackendUnavailable, BadOption
 
@@ -140,15 +138,10 @@ class Bench:
         path = self.scratch / f"{self.shape_name}-{mix}.gguf"
         return path if path.exists() else write_gguf(path, self.shape, mix)
 
-    def folder(self) -> Path:
-        """The same in safetensors."""
-        path = self.scratch / self.shape_name
-        return path if path.exists() else write_folder(path, self.shape)
-
     def forget_models(self) -> None:
         """Free the disk."""
         for path in self.scratch.glob(f"{self.shape_name}*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            path.unlink()
 
 
 def _run(report: Report, bench: Bench, methods: list[str]) -> None:
@@ -246,69 +239,77 @@ def _llama_methods(bench: Bench, methods: list[str], note: Note) -> None:
             run_methods(target, _CONTEXT, turns, methods, plan, note)
 
 
-@contextmanager
-def _torch_model(bench: Bench) -> Iterator[tuple[Any, int]]:
-    """A model of transformers, and the bytes of its weights that a row reads."""
-    from duodec.backends.torch.checkpoint.blueprint import Blueprint
-    from duodec.backends.torch.checkpoint.weights import read_weights
+def _torch_model(bench: Bench) -> tuple[Any, int]:
+    """A model of transformers with random weights, and the bytes of them that a row reads."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
-    device = bench.device
-    blueprint = Blueprint.of(bench.folder(), dtype="bfloat16", device=device, num_context=_CONTEXT)
-    model = read_weights(blueprint)
+    shape = bench.shape
+    config = LlamaConfig(
+        num_hidden_layers=shape.num_layers,
+        hidden_size=shape.width,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head,
+        intermediate_size=shape.inner,
+        vocab_size=shape.num_vocab,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    with torch.device(bench.device):  # made where it computes: nothing is written or copied
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     embedding = model.get_input_embeddings().weight
     num_params = sum(p.numel() for p in model.parameters()) - embedding.numel()
-    yield model, num_params * embedding.element_size()
+    return model, num_params * embedding.element_size()
 
 
-@contextmanager
-def _torch_target(model: Any, **options: Any) -> Iterator[Any]:
+def _torch_target(model: Any, **options: Any) -> Any:
     from duodec.backends.torch.forward.network import Network
     from duodec.backends.torch.target import TorchTarget
 
-    network = Network(model, WARNINGS.append)
-    with closing(
-        TorchTarget(
-            network,
-            num_context=_CONTEXT,
-            num_threads=_NUM_THREADS,
-            on_warning=WARNINGS.append,
-            **options,
-        )
-    ) as target:
-        yield target
+    return TorchTarget(
+        Network(model, WARNINGS.append),
+        num_context=_CONTEXT,
+        num_threads=_NUM_THREADS,
+        on_warning=WARNINGS.append,
+        **options,
+    )
 
 
 def _torch(bench: Bench, note: Note) -> None:
     from benchmarks.gpu.gpu_forwards import TargetPasses, exact_rows, same_noise
 
     note("noise is NumPy's", same_noise(bench.device))
-    with _torch_model(bench) as (model, num_bytes):
-        with _torch_target(model) as target:
-            passes, num_trees = TargetPasses(target), 12 if bench.card else 2
-            note("rows of trees", exact_rows(passes, bench.shape.num_vocab, num_trees))
-            _points(bench, passes, "torch-bf16", num_bytes, note)
-        with _torch_target(model, is_width_exact=False) as target:
-            passes = TargetPasses(target)
-            _points(bench, passes, "torch-bf16-fast", num_bytes, note, has_bits=False)
+    model, num_bytes = _torch_model(bench)
+    with closing(_torch_target(model)) as target:
+        passes, num_trees = TargetPasses(target), 12 if bench.card else 2
+        note("rows of trees", exact_rows(passes, bench.shape.num_vocab, num_trees))
+        _points(bench, passes, "torch-bf16", num_bytes, note)
+    with closing(_torch_target(model, is_width_exact=False)) as target:
+        passes = TargetPasses(target)
+        _points(bench, passes, "torch-bf16-fast", num_bytes, note, has_bits=False)
 
 
 def _torch_methods(bench: Bench, methods: list[str], note: Note) -> None:
     from benchmarks.gpu.gpu_methods import core_plan, run_methods
 
     turns, plan = bench.turns(), core_plan()
-    with _torch_model(bench) as (model, _), _torch_target(model) as target:
+    model, _ = _torch_model(bench)
+    with closing(_torch_target(model)) as target:
         run_methods(target, _CONTEXT, turns, methods, plan, note)
 
 
 def _generate(bench: Bench, note: Note) -> None:
     from benchmarks.gpu.gpu_forwards import generate_s
 
-    with _torch_model(bench) as (model, _):
-        ways = generate_s(model, bench.shape.num_vocab, bench.device)
-        if not bench.card:
-            del ways["static cache"]  # which is compiled
-            note("static cache", {"error": "needs a GPU, and none is seen"})
-        attempt(note, ways)
+    model, _ = _torch_model(bench)
+    ways = generate_s(model, bench.shape.num_vocab, bench.device)
+    if not bench.card:
+        del ways["static cache"]  # which is compiled
+        note("static cache", {"error": "needs a GPU, and none is seen"})
+    attempt(note, ways)
 
 
 def _steps(bench: Bench, note: Note) -> None:

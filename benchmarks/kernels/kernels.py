@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import resource
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +27,7 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks import SCRATCH, Figures
+from benchmarks import SCRATCH, Figures, in_process
 from benchmarks.made_models import EXPERTS, SHAPES, write_gguf
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.checks import self_test
@@ -145,19 +143,17 @@ def text_for(model: LlamaModel, num_tokens: int) -> list[int]:
 def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:
     """How far the logits of the last 64 rows move with widths, threads and parts of the prefill."""
     start, ways = len(tokens) - 64, []
-    most = target.trees(0).context.num_threads
-    for threads in sorted({1, most}):
-        target.trees(0).context.num_threads = target.trees(0).context.num_prompt_threads = threads
-        for width in (1, 2, 3, 4, 8, 16, 32, 64):
-            score(target, tokens[:start])
+    context = target.trees(0).context
+    for threads in sorted({1, context.num_threads}):
+        context.num_threads = context.num_prompt_threads = threads
+        for width in (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 64):
+            score(target, tokens[:1])  # forgets the rest
+            for end in range(width, start, width):  # the text before, in as large pieces
+                score(target, tokens[:end])
             rows = []
             for i in range(start, len(tokens), width):
                 rows += score(target, tokens[:i], tokens[i : min(i + width - 1, len(tokens) - 1)])
-            ways.append(np.stack(rows[:64]))
-        score(target, tokens[:1])
-        for i in range(7, start, 7):  # the text read in small pieces
-            score(target, tokens[:i])
-        ways.append(np.stack(score(target, tokens[:start], tokens[start : len(tokens) - 1])[:64]))
+            ways.append(np.stack(rows))
     return max(float(np.abs(way - ways[0]).max()) for way in ways)
 
 
@@ -215,13 +211,9 @@ def main(
 
 
 def _one(path: Path, threads: int, setting: str, repeats: int, start: int) -> dict[str, Any]:
-    out = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kernels.kernels", str(path), str(threads), setting,
-         str(repeats), str(start)],
-        env={**os.environ, self_test.CHECKED: self_test.ANY, **SETTINGS[setting][0]},
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return dict(json.loads(out.stdout.splitlines()[-1]))
+    arguments = (str(path), str(threads), setting, str(repeats), str(start))
+    variables = {self_test.CHECKED: self_test.ANY, **SETTINGS[setting][0]}
+    return dict(in_process("-m", "benchmarks.kernels.kernels", *arguments, **variables))
 
 
 if __name__ == "__main__":  # a process of `main`

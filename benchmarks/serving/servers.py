@@ -25,10 +25,10 @@ import xllamacpp
 path, context, slots, threads = sys.argv[1], *map(int, sys.argv[2:5])
 params = xllamacpp.CommonParams()
 params.model.path = path
-params.n_ctx, params.n_parallel, params.kv_unified = slots * context, slots, sys.argv[5] == "1"
+params.n_ctx, params.n_parallel, params.kv_unified = slots * context, slots, False
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
 params.port, params.n_gpu_layers, params.verbosity = 0, 0, 0
-exec(sys.argv[6])
+exec(sys.argv[5])
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
 print(xllamacpp.get_system_info(), flush=True)
@@ -72,11 +72,11 @@ def ours(*options: str) -> Iterator[Served]:
 @contextmanager
 def llama_cpp(
     python: Path, model: Path, *, num_context: int, num_slots: int, num_threads: int,
-    is_unified: bool, lines: str = "",
+    lines: str = "",
 ) -> Iterator[Served]:  # fmt: skip
     """llama.cpp's server, as xllamacpp of another environment starts it; ``lines`` of Python may
     set more of its ``params``."""
-    numbers = (num_context, num_slots, num_threads, int(is_unified))
+    numbers = (num_context, num_slots, num_threads)
     command = [str(python), "-c", _LLAMA, str(model), *map(str, numbers), lines]
     with (
         TemporaryDirectory() as folder,

@@ -3,8 +3,8 @@
 `load` requests the same greedy texts of both servers, streamed, with end tokens banned, at several
 numbers of clients; the two take turns at every load, `--repeats` times, and medians are compared. A
 rate counts the tokens that arrive while all clients are active: the last responses do not represent
-a server under load. At one client the library decodes the same prompts in the same turns. `paced`
-measures our server with a target slowed to `--pace-ms` a forward pass, plainly and with `auto`.
+a server under load. `paced` measures our server with a target slowed to `--pace-ms` a forward pass,
+plainly and with `auto`.
 
     python -m benchmarks serving --data FOLDER --llama-python ENVIRONMENT/bin/python
     python -m benchmarks serving-paced --data FOLDER
@@ -17,25 +17,22 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Annotated, Any
 
-import psutil
 import typer
 
-from benchmarks import Figures
+from benchmarks import Figures, markdown
 from benchmarks.serving.servers import Served, llama_cpp, ours
+from duodec.backends.llamacpp.model import LlamaModel
 from duodec.bench.tasks import read_prompts
-from duodec.core.events import Finished
-from duodec.core.sampling.sampler import SamplingParams
-from duodec.llm import LLM
+from duodec.machine.busy import OtherPrograms
 from duodec.models import resolve
 
 _CLIENTS = "1,2,4,8,16"
@@ -50,6 +47,15 @@ Repeats = Annotated[int, typer.Option(help="Of every load.")]
 Tokens = Annotated[int, typer.Option(help="Of a completion.")]
 Clients = Annotated[str, typer.Option(help="At once, separated by commas.")]
 Target = Annotated[str, typer.Option(help="A name or a file.")]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to decode: a server, and what requests say of speculation."""
+
+    name: str
+    server: Served
+    body: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Turn:
-    """One load on one server."""
+    """One load in one setting."""
 
-    server: str
+    setting: str
     num_clients: int
     num_tokens: float  # that arrived while all clients were active
     seconds: float  # of that time
@@ -134,14 +140,14 @@ def _text(choice: dict[str, Any]) -> str:
     return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
 
 
-async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num: int) -> Turn:
+async def turn(setting: Setting, bodies: Sequence[dict[str, Any]], num: int) -> Turn:
     """Run so many clients at once, until all requests are complete."""
     waiting = iter(bodies)
     answers: list[Answer] = []
 
     async def client() -> float:
         for body in waiting:
-            answers.append(await ask(served, body))  # noqa: PERF401  others do, too
+            answers.append(await ask(setting.server, {**body, **setting.body}))  # noqa: PERF401  others do, too
         return perf_counter()
 
     begin_s = perf_counter()
@@ -149,29 +155,15 @@ async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num:
     num_tokens = sum(answer.num_before(end_s) for answer in answers)
     accepted = sum(a.num_accepted for a in answers) / sum(a.num_tokens for a in answers)
     firsts, texts = [a.ttft_s for a in answers], [a.text for a in answers]
-    return Turn(name, num, num_tokens, end_s - begin_s, accepted, firsts, texts)
-
-
-def library_turn(engine: LLM, bodies: Sequence[dict[str, Any]]) -> Turn:
-    """The same requests through the library, one after another."""
-    texts, firsts, num_tokens = [], [], 0
-    begin_s = perf_counter()
-    for body in bodies:
-        sampling = SamplingParams(logit_bias={int(t): b for t, b in body["logit_bias"].items()})
-        *_, last = engine.stream(body["prompt"], replace(sampling, max_tokens=body["max_tokens"]))
-        assert isinstance(last, Finished)
-        num_tokens += last.stats.num_new_tokens
-        firsts.append(last.stats.first_s - last.stats.begin_s)
-        texts.append(last.text)
-    return Turn("library", 1, num_tokens, perf_counter() - begin_s, 0.0, firsts, texts)
+    return Turn(setting.name, num, num_tokens, end_s - begin_s, accepted, firsts, texts)
 
 
 class Requests:
-    """Prompts, the same for every server in a turn."""
+    """Prompts, the same for every setting in a turn."""
 
-    def __init__(self, data: Path, engine: LLM, num_tokens: int) -> None:
-        vocabulary = engine.tokenizer
-        ends = [t for t in range(vocabulary.num_vocab) if vocabulary.is_end(t)]
+    def __init__(self, data: Path, model: Path, num_tokens: int) -> None:
+        with closing(LlamaModel(model, vocabulary_only=True, num_gpu_layers=0)) as vocabulary:
+            ends = [t for t in range(vocabulary.num_vocab) if vocabulary.is_end(t)]
         self._shape = {
             "temperature": 0, "max_tokens": num_tokens,
             "logit_bias": {str(token): -100 for token in ends},
@@ -195,9 +187,7 @@ def summary(turns: Sequence[Turn], names: Sequence[str]) -> list[dict[str, Any]]
     for num in sorted({t.num_clients for t in turns}):
         row: dict[str, Any] = {"num_clients": num}
         for name in names:
-            own = [t for t in turns if t.num_clients == num and t.server == name]
-            if not own:
-                continue
+            own = [t for t in turns if t.num_clients == num and t.setting == name]
             firsts = sorted(s for t in own for s in t.ttft_s)
             p99_s = firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
             row[name] = {
@@ -217,65 +207,50 @@ def ratios(turns: Sequence[Turn], ours: str, theirs: str) -> dict[int, float]:
     found: dict[int, list[float]] = {}
     for num in {t.num_clients for t in turns}:
         pairs = zip(
-            (t for t in turns if t.server == ours and t.num_clients == num),
-            (t for t in turns if t.server == theirs and t.num_clients == num),
+            (t for t in turns if t.setting == ours and t.num_clients == num),
+            (t for t in turns if t.setting == theirs and t.num_clients == num),
             strict=False,
         )
         found[num] = [a.rate / b.rate for a, b in pairs]
-    return {num: round(median(found[num]), 3) for num in sorted(found) if found[num]}
+    return {num: round(median(found[num]), 3) for num in sorted(found)}
 
 
 def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     """As Markdown."""
-    head = ["clients", *(f"{name}, tokens/s (TTFT p50 / p99, ms)" for name in names)]
-    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    cells = [["clients", *(f"{name}, tokens/s (TTFT p50 / p99, ms)" for name in names)]]
     for row in rows:
-        cells = [str(row["num_clients"])]
-        for name in names:
-            own = row.get(name)
-            cells.append(
-                f"{own['tokens_per_second']} ({own['ttft_p50_ms']} / {own['ttft_p99_ms']})"
-                if own else "-"
-            )  # fmt: skip
-        lines.append(" | ".join(cells))
-    return "\n".join(f"| {line} |" for line in lines)
+        own = (row[name] for name in names)
+        figures = ("{tokens_per_second} ({ttft_p50_ms} / {ttft_p99_ms})".format(**f) for f in own)
+        cells.append([row["num_clients"], *figures])
+    return markdown(cells)
 
 
-Takers = Callable[[int], list[Callable[[list[dict[str, Any]]], Turn]]]
-"""The servers to measure at so many clients, in order."""
-
-
-def measure(requests: Requests, clients: str, repeats: int, takers: Takers) -> list[Turn]:
-    """Measure every load, repeatedly."""
+def measure(
+    requests: Requests, clients: str, repeats: int, settings: Sequence[Setting]
+) -> list[Turn]:
+    """Measure every load, repeatedly, in settings by turns."""
     turns: list[Turn] = []
     for repeat in range(repeats):
         for num in map(int, clients.split(",")):
             bodies = requests.take(max(4, 3 * num))
-            for take in takers(num)[:: 1 if repeat % 2 else -1]:
-                done = undisturbed(lambda: take(requests.numbered(bodies)))  # noqa: B023  called now
-                print(f"{repeat} {done.server} {num}: {done.rate:.1f} tokens/s", flush=True)
+            for setting in settings[:: 1 if repeat % 2 else -1]:
+                done = undisturbed(setting, requests, bodies, num)
+                print(f"{repeat} {done.setting} {num}: {done.rate:.1f} tokens/s", flush=True)
                 turns.append(done)
     return turns
 
 
-def undisturbed(take: Callable[[], Turn]) -> Turn:
+def undisturbed(
+    setting: Setting, requests: Requests, bodies: Sequence[dict[str, Any]], num: int
+) -> Turn:
     """A turn, repeated a few times at most while other programs keep cores busy."""
     for _ in range(_MOST_TRIES):
-        me = psutil.Process()
-        own = [me, *me.children(recursive=True)]
-        before_s, begin_s = _busy_s(own), perf_counter()
-        done = take()
-        others = (_busy_s(own) - before_s) / (perf_counter() - begin_s)
-        if others < _DISTURBED:
+        others = OtherPrograms()
+        done = asyncio.run(turn(setting, requests.numbered(bodies), num))
+        num_cores = others.num_cores
+        if num_cores < _DISTURBED:
             break
-    return replace(done, other_cores=round(others, 2))
-
-
-def _busy_s(own: Sequence[psutil.Process]) -> float:
-    """Seconds that cores have been busy with other programs."""
-    times = psutil.cpu_times()
-    mine = [process.cpu_times() for process in own]
-    return times.user + times.nice + times.system - sum(t.user + t.system for t in mine)
+    return replace(done, other_cores=round(num_cores, 2))
 
 
 def load(
@@ -286,53 +261,22 @@ def load(
     repeats: Repeats = 5,
     max_tokens: Tokens = 64,
     threads: Annotated[int, typer.Option(help="Of each server.")] = 2,
-    unified: Annotated[bool, typer.Option(help="llama.cpp's slots share one cache.")] = False,
 ) -> Figures:
-    """Our server, llama.cpp's and the library."""
-    slots = max(map(int, clients.split(",")))
+    """Our server and llama.cpp's."""
     model = resolve(target).path
-    with ExitStack() as stack:
-        own = stack.enter_context(
-            ours(
-                "-m",
-                target,
-                "--parallel",
-                str(slots),
-                "--context",
-                str(_CONTEXT),
-                "--threads",
-                str(threads),
-            )
-        )
-        other = stack.enter_context(
-            llama_cpp(
-                llama_python,
-                model,
-                num_context=_CONTEXT,
-                num_slots=slots,
-                num_threads=threads,
-                is_unified=unified,
-            )
-        )
-        engine = stack.enter_context(
-            LLM.load(target, context=_CONTEXT, threads=threads, draft=None)
-        )
-        requests = Requests(data, engine, max_tokens)
-
-        def takers(num: int) -> list[Callable[[list[dict[str, Any]]], Turn]]:
-            servers = [("duodec", own), ("llama.cpp", other)]
-            alone = [partial(library_turn, engine)] if num == 1 else []
-            return [*(partial(_asked, name, served, num) for name, served in servers), *alone]
-
-        measure(requests, "2", 1, takers)  # warm
-        turns = measure(requests, clients, repeats, takers)
+    requests, slots = Requests(data, model, max_tokens), max(map(int, clients.split(",")))
+    with (
+        _our_server(target, slots, "--threads", str(threads)) as own,
+        llama_cpp(
+            llama_python, model, num_context=_CONTEXT, num_slots=slots, num_threads=threads
+        ) as other,
+    ):
+        settings = [Setting("duodec", own, {}), Setting("llama.cpp", other, {})]
+        measure(requests, "2", 1, settings)  # warm
+        turns = measure(requests, clients, repeats, settings)
         words = other.words
-    names = ("duodec", "llama.cpp", "library")
-    return _figures(turns, names, {
-        "llama_cpp": words,
-        "by_llama_cpp": ratios(turns, "duodec", "llama.cpp"),
-        "by_library": ratios(turns, "duodec", "library"),
-    })  # fmt: skip
+    facts = {"llama_cpp": words, "by_llama_cpp": ratios(turns, "duodec", "llama.cpp")}
+    return _figures(turns, settings, facts)
 
 
 def paced(
@@ -344,42 +288,22 @@ def paced(
     pace_ms: Annotated[float, typer.Option(help="Of a forward pass, at least.")] = 100.0,
 ) -> Figures:
     """`auto` and plain decoding over a slowed target."""
+    requests = Requests(data, resolve(target).path, max_tokens)
     slots = max(map(int, clients.split(",")))
-    with ExitStack() as stack:
-        served = stack.enter_context(
-            ours(
-                "-m",
-                target,
-                "--parallel",
-                str(slots),
-                "--context",
-                str(_CONTEXT),
-                "--pace",
-                str(pace_ms / 1e3),
-            )
-        )
-        engine = stack.enter_context(LLM.load(target, context=_CONTEXT, draft=None))
-        requests = Requests(data, engine, max_tokens)
-
-        def takers(num: int) -> list[Callable[[list[dict[str, Any]]], Turn]]:
-            return [partial(_by_method, method, served, num) for method in ("ar", "auto")]
-
-        turns = measure(requests, clients, repeats, takers)
-    return _figures(turns, ("ar", "auto"), {
-        "by_plain": ratios(turns, "auto", "ar"),
-    })  # fmt: skip
+    with _our_server(target, slots, "--pace", str(pace_ms / 1e3)) as served:
+        methods = ("ar", "auto")
+        settings = [Setting(name, served, {"speculation": {"method": name}}) for name in methods]
+        turns = measure(requests, clients, repeats, settings)
+    return _figures(turns, settings, {"by_plain": ratios(turns, "auto", "ar")})
 
 
-def _asked(name: str, served: Served, num: int, bodies: list[dict[str, Any]]) -> Turn:
-    return asyncio.run(turn(name, served, bodies, num))
+def _our_server(target: str, slots: int, *options: str) -> AbstractContextManager[Served]:
+    return ours("-m", target, "--parallel", str(slots), "--context", str(_CONTEXT), *options)
 
 
-def _by_method(method: str, served: Served, num: int, bodies: list[dict[str, Any]]) -> Turn:
-    return _asked(method, served, num, [{**b, "speculation": {"method": method}} for b in bodies])
-
-
-def _figures(turns: Sequence[Turn], names: Sequence[str], facts: dict[str, Any]) -> Figures:
+def _figures(turns: Sequence[Turn], settings: Sequence[Setting], facts: Figures) -> Figures:
+    names = [setting.name for setting in settings]
     rows = summary(turns, names)
     print(table(rows, names))
-    return {**facts, "loads": rows,
-            "turns": [{**asdict(t), "texts": len(t.texts)} for t in turns]}  # fmt: skip
+    counted = [{**asdict(one), "texts": len(one.texts)} for one in turns]
+    return {**facts, "loads": rows, "turns": counted}

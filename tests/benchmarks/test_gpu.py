@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -18,9 +19,9 @@ import pytest
 from fakes import ROOT
 
 from benchmarks import made_models
-from benchmarks.gpu import packing
+from benchmarks.gpu import gpu, packing
 from benchmarks.gpu.gpu_forwards import LlamaPasses, curve, moved_bits, times, words
-from benchmarks.made_models import MIXES, SHAPES, shape_named, write_folder, write_gguf
+from benchmarks.made_models import MIXES, SHAPES, shape_named, write_gguf
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.errors import BadOption
@@ -56,9 +57,10 @@ def measured(output: Path, texts: Path, only: str, absent: Sequence[str]) -> dic
         "benchmarks", "gpu", "--device", "cpu", "--output", str(output), "--texts", str(texts),
         "--only", only,
     ]  # fmt: skip
+    places = (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(absent=absent, argv=argv)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -100,17 +102,26 @@ def test_formats_are_mixed_as_in_files_of_llama_3(mix: str, gigabytes: float) ->
     assert sum(sizes) / 1e9 == pytest.approx(gigabytes, abs=0.02)
 
 
-def test_a_made_folder_is_read_by_the_torch_backend(tmp_path: Path) -> None:
+def test_a_made_model_of_torch_is_one_that_the_torch_backend_reads(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
     pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
     from duodec.backends.torch.checkpoint.blueprint import Blueprint
     from duodec.backends.torch.checkpoint.weights import read_weights
 
-    folder = write_folder(tmp_path / "made", TINY)
-    model = read_weights(Blueprint.of(folder, device="cpu", dtype="bfloat16"))
+    model, num_bytes = gpu._torch_model(gpu.Bench.on("cpu", "tiny", tmp_path, tmp_path))
+    made = [dims for name, dims in made_models._tensors(TINY) if name != "token_embd.weight"]
+    assert num_bytes == 2 * sum(map(math.prod, made))
+    model.save_pretrained(tmp_path / "saved")
+    read = read_weights(Blueprint.of(tmp_path / "saved", device="cpu", dtype="bfloat16"))
+    tokens = torch.arange(20)[None]
     with torch.inference_mode():
-        logits = model(torch.arange(20)[None]).logits
+        logits, again = (one(tokens).logits for one in (model, read))
+    assert torch.equal(logits, again)
+    assert logits.dtype == torch.bfloat16
+    assert not model.training
+    assert model.config._attn_implementation == read.config._attn_implementation
     assert logits.shape == (1, 20, TINY.num_vocab)
+    assert bool(torch.isfinite(logits).all())
     assert 0.05 < float(logits.float().std()) < 20
 
 

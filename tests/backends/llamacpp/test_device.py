@@ -39,7 +39,7 @@ from duodec.loading.load import load_target
 from duodec.loading.resolve import resolve_target
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(1800)]  # a busy machine takes its time
-KINDS = ("F16", "Q8_0")  # benchmarks/exactness/device_rows.py measures more of them
+KINDS = ("F16", "Q8_0")  # docs/exactness.md has figures of more of them
 NUM_ROWS, NUM_PROMPT, NUM_TEXT = 8, 244, 252  # across the cells that a pass is shown more of
 TEMPERATURES = (0.0, 0.8)
 CASES = [  # the published rule is exact in distribution: its text is plain decoding's at 0 only

@@ -1,33 +1,37 @@
-"""Draw when target and drafter work, from the results of a run of `duodec bench`.
+"""Draw docs/figures/timeline.svg, when target and drafter work, from a run of `duodec bench`.
 
-python -m benchmarks timeline FOLDER/results.json
+python -m scripts.timeline FOLDER/results.json
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from duodec.bench.figures.timeline import timeline_figure
 from duodec.bench.reports.measures import measure
 from duodec.bench.reports.timeline import timeline
 from duodec.bench.results import Results, generations_of
 
-_SHOWN = ("ar", "sps:4", "duo", "stream")
+METHODS = ("ar", "sps:4", "duo", "stream")
+FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "timeline.svg"
 _LINKS = 'xmlns:xlink="http://www.w3.org/1999/xlink" '
-_FOLDER = Path(__file__).parents[2] / "docs" / "figures"
 
 
-def main(file: Annotated[Path, typer.Argument(help="A results.json.")]) -> None:
-    """Draw when target and drafter work, on one prompt."""
+def main(file: Path) -> None:
+    """Draw these methods on one prompt."""
     results = Results.read(file)
     (measures,) = measure(results)
     ours = [g for g in generations_of(results, measures.pair) if g.task == "humaneval"]
-    shown = timeline(ours, _SHOWN, "ar")
-    assert shown, "no prompt was completed by these methods"
-    _FOLDER.mkdir(exist_ok=True)
+    shown = timeline(ours, METHODS, "ar")
+    if shown is None:
+        sys.exit(f"{file} has no prompt of humaneval that one of {', '.join(METHODS)} completed")
     svg = timeline_figure("timeline", shown).for_page()  # made for use inside a page
     alone = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ' + _LINKS, 1)
-    (_FOLDER / "timeline.svg").write_text(alone, encoding="utf-8")
+    FIGURE.write_text(alone, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
