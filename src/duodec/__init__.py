@@ -2,8 +2,8 @@
 
 >>> from duodec import LLM, SamplingParams
 >>> with LLM("smollm2") as llm:
-...     answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}])
-...     print(answer.text)
+...     completion = llm.chat([{"role": "user", "content": "Why is the sky blue?"}])
+...     print(completion.text)
 """
 
 from importlib import import_module

@@ -140,3 +140,22 @@ def test_help_names_what_datastore_does(cli: Cli) -> None:
     _, out, _ = cli("--help")
     assert "Build datastores of text" in out
     assert "list datastores" not in out
+
+
+@pytest.mark.parametrize("group", ["models", "datastore"])
+def test_the_help_of_a_group_is_whole(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([group, "--help"]) == 0
+    whole = capsys.readouterr().out
+    assert run([group, "--help-all"]) == 0
+    assert capsys.readouterr().out == whole
+
+
+def test_a_default_of_zero_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["bench", "--help-all"]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"--temperature X [^\[]*\[default: 0\.0\]", lines)
+    assert re.search(r"--seed N [^\[]*\[default: 0\]", lines)
+    assert "[default: False]" not in lines

@@ -44,7 +44,7 @@ def test_the_line_names_what_was_typed(
 FOREIGN = (
     ("generate hi -hf", "Option '-hf' requires an argument"),
     ("serve -hfd", "Option '-hfd' requires an argument"),
-    ("run smollm2 hi -fa on", "-fa: attention is exact at every width; --fast leaves it to"),
+    ("run smollm2 hi -fa on", "-fa: attention is chosen here, for it must be exact at every width"),
     ("generate hi -b 512", "-b: batches are as large as"),
     ("generate hi -ub 512", "-ub: batches are as large as"),
     ("generate hi -ngld 99", "-ngld: a draft computes on the CPU"),

@@ -60,7 +60,8 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # what follows the name of a command is that command's
         at = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
-        return super().parse_args(ctx, [*spelling.read(args[:at], self, ctx), *args[at:]])
+        own = ["--help" if word == "--help-all" else word for word in args[:at]]  # it is whole
+        return super().parse_args(ctx, [*spelling.read(own, self, ctx), *args[at:]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         shown = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
@@ -236,7 +237,8 @@ def _environment(parameter: Any, context: Any) -> list[str]:
 def _default(parameter: Any, form: str) -> str:
     default = parameter.default
     is_shown = getattr(parameter, "show_default", False) and not callable(default)
-    return form.format(default) if is_shown and default not in (None, False, "", ()) else ""
+    is_empty = default is None or default is False or default in ("", ())
+    return form.format(default) if is_shown and not is_empty else ""
 
 
 def _first_sentence(words: str) -> str:

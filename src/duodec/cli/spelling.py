@@ -67,7 +67,7 @@ _REFUSED = _each({
         "--spec-draft-device",
     "the GPUs are named by --device, such as --device cuda:0,cuda:1":
         "-sm --split-mode -ts --tensor-split -mg --main-gpu -tp --tensor-parallel-size",
-    "attention is exact at every width; --fast leaves it to llama.cpp": "-fa --flash-attn",
+    "attention is chosen here, for it must be exact at every width": "-fa --flash-attn",
     "name the file with its repository: -m hf:owner/repo/file.gguf": "-hff --hf-file",
     "set HF_TOKEN in the environment": "-hft --hf-token",
     "--threads is for prompts, too": "-tb --threads-batch",

@@ -100,8 +100,9 @@ class EngineConfig:
     fast: Annotated[
         bool,
         Parameter(
-            "llama.cpp's own choice of attention on a CPU, some per cent faster; on a GPU requests "
-            "share forward passes. Near ties may be decided differently than in plain decoding.",
+            "Some per cent faster: on a CPU keys are cached in f16 and accepted branches stay in "
+            "their cells, on a GPU requests share forward passes. Near ties may be decided "
+            "differently than in plain decoding.",
             "Decoding",
         ),
     ] = False

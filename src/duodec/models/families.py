@@ -62,7 +62,7 @@ FAMILIES = (
     ),
     _family(
         "SmolLM2", "llama", r"smollm-?2", "smollm2-draft", 0.05e9,
-        f"{_SAME}; 35% of first guesses right for the 135M",
+        f"{_SAME}; 45% of first guesses right for the 135M",
     ),
     _family(
         "Gemma 3", "gemma3 gemma3_text gemma3n", r"gemma-?3",

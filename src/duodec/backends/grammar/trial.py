@@ -34,7 +34,7 @@ from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.machine.helper import SIZE, Helper, Late
 
-_REMEMBERED = 256  # results, of some 4 kB at most: a grammar is known by its SHA-256
+_REMEMBERED = 256  # results, of less than 1 kB: a grammar is known by its SHA-256
 _START_S = 10.0  # for the process's own work, on a busy machine
 
 _MOST_IDLE = 2  # processes that wait for a grammar; each has a vocabulary, some 60 MB

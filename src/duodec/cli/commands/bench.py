@@ -70,7 +70,7 @@ def bench(
             "--paper NAME",
             "Measure what the DuoDecoding paper's scripts measure, as they do: llama-2-7b or "
             "vicuna-7b. Sets methods, models, formats, threads, tokens and prompt formats; your "
-            "own options go before.",
+            "own options override them.",
             _PANEL,
         ),
     ] = None,

@@ -146,7 +146,7 @@ def show(
 def remove(
     *, name: Annotated[str, typer.Argument(help="An alias, or hf:owner/repo[:quant].")]
 ) -> None:
-    """Remove a model that was fetched from this machine."""
+    """Remove a fetched model from this machine."""
     from duodec.models.resolving import remove as delete
 
     file = _on_disk(name)

@@ -64,7 +64,8 @@ def verify(
         int, options.option("--max-tokens -n", "Most tokens of a completion.", _PANEL, min=1)
     ] = 128,
     concurrency: Annotated[
-        int, options.option("--concurrency", "Requests at once, in company.", _PANEL, min=1)
+        int,
+        options.option("--concurrency", "Requests at once in the check `company`.", _PANEL, min=1),
     ] = _SLOTS,
     tolerance: Annotated[float | None, options.option(
         "--tolerance NATS",
