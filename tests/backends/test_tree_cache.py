@@ -270,6 +270,27 @@ FIRST = (1, 2)
 LONG = [*FIRST, *range(3, 40)]
 
 
+def test_an_id_that_left_a_node_is_no_source_for_others_there() -> None:
+    cache = Cache(num_ids=5, num_slots=1)
+    text, slot = [1, 2], 0
+    # five ids: two end under each of 7 and 8, one at 9
+    cache.evaluate(slot, text, Draft((7, 8, 9, 3, 4, 5, 6), (ROOT, ROOT, ROOT, 0, 0, 1, 1)), {0})
+    cache.evaluate(slot, text, Draft((7, 8, 9), (ROOT, ROOT, ROOT)), set())  # now they end at these
+    # a leaf elsewhere takes one of 7's, then two new leaves there need another's
+    wider = Draft((7, 8, 9, 1, 1, 2), (ROOT, ROOT, ROOT, ROOT, 0, 0))
+    cache.evaluate(slot, text, wider, {4, 5, 6})
+    cache.check()
+
+
+def test_cells_of_an_ordered_slot_go_down_before_they_go_aside() -> None:
+    """A text's next tokens then lie right after it, whichever first children are accepted."""
+    slot = SlotCache(FakeCells(()), list(range(4)), is_ordered=True)
+    draft = Draft((5, 6, 7, 8), (ROOT, ROOT, 0, 1))
+    missing = slot.fit(np.array([1, 2], np.int32), draft, range(5))
+    assert [entry.token for entry in missing.nodes] == [5, 7, 6, 8]
+    assert [entry.position for entry in missing.nodes] == [2, 3, 2, 3]
+
+
 def test_a_part_of_a_text_stands_after_the_texts_first_tokens() -> None:
     cache = Cache(first=FIRST)
     cache.slots[0].start_at(np.array(LONG, dtype=np.int32), 30)

@@ -59,6 +59,7 @@ class _Node:
 
     token: int = -1
     parent: _Node | None = None
+    position: int = -1  # in the text; not of the root
     children: dict[int, _Node] = field(default_factory=dict)
     place: int = -1  # of its cell, if the slot's cells are consecutive
 
@@ -302,6 +303,8 @@ class SlotCache:
 
     def _keep(self, kept: set[_Node]) -> None:
         """Free all nodes except ``kept``, whose ancestors are kept too."""
+        if len(self._root.children) + sum(len(node.children) for node in kept) == len(kept):
+            return  # there are no others
         for seq, tip in self._tip.items():
             end = next(node for node in tip.chain() if node in kept or node is self._root)
             if end is not tip:
@@ -316,17 +319,26 @@ class SlotCache:
         self, text: Tokens, draft: Draft, wanted: set[int], known: dict[int, _Node]
     ) -> Missing:
         """Give every new leaf a sequence id, and every new token the ids of its leaves."""
+        parents = draft.parents
         new = [i for i in range(len(draft)) if i not in known]
-        inner = {draft.parents[i] for i in new}
+        inner = {parents[i] for i in new}
         leaves = [i for i in new if i not in inner]
         if not leaves and len(self.trunk) < len(text):
             leaves = [ROOT]
         seqs: dict[int, list[int]] = {i: [] for i in (ROOT, *new)}
         tips: dict[int, int] = {}
+        ends: dict[_Node, list[int]] = {}
+        for seq, tip in self._tip.items():
+            ends.setdefault(tip, []).append(seq)
+        idle = ends.setdefault(self._root, [])
+        idle.sort(key=self._shared.__getitem__, reverse=True)
         for leaf in leaves:
-            path = [i for i in draft.path(leaf) if i not in known]
-            start = draft.parents[path[0]] if path else ROOT
-            seq = self._claim(self._root if start == ROOT else known[start], tips)
+            path = []
+            start = leaf
+            while start != ROOT and start not in known:
+                path.append(start)
+                start = parents[start]
+            seq = self._claim(self._root if start == ROOT else known[start], tips, ends)
             tips[seq] = leaf
             for i in (ROOT, *path):
                 seqs[i].append(seq)
@@ -340,60 +352,53 @@ class SlotCache:
             Entry(token, position, ids, 0 if 0 in wanted and position == end - 1 else None)
             for position, token in enumerate(tokens, num_trunk)
         ]
-        depths = draft.depths()
         computed: dict[int, _Node] = {}
         node_entries: list[Entry] = []
-        for i in draft.preorder():  # a first child's cell is next to its parent's
-            if i in known:
-                continue
-            token, parent = draft.tokens[i], draft.parents[i]
+        # where cells are in order, a first child's is next to its parent's, and none is known
+        for i in new if known else draft.preorder():
+            token, parent = draft.tokens[i], parents[i]
             above = self._root if parent == ROOT else computed.get(parent) or known[parent]
-            computed[i] = _Node(token, above, place=end + len(node_entries))
+            position = end if parent == ROOT else above.position + 1
+            computed[i] = _Node(token, above, position, place=end + len(node_entries))
             row = i + 1 if i + 1 in wanted else None
-            node_entries.append(Entry(token, end + depths[i] - 1, tuple(seqs[i]), row))
+            node_entries.append(Entry(token, position, tuple(seqs[i]), row))
         return Missing(text_entries, node_entries, computed, tips)
 
-    def _claim(self, node: _Node, taken: dict[int, int]) -> int:
-        """A sequence id that ends at ``node`` and is not taken: an existing one, or a copy."""
-        depth = len(node.chain()) - 1
-        ending = [seq for seq, tip in self._tip.items() if tip is node and seq not in taken]
-        if depth == 0:  # ids at the root may lag behind the trunk
-            synced = [seq for seq in ending if self._shared[seq] == len(self.trunk)]
-        else:
-            synced = ending
-        if synced:
-            return synced[0]
-        idle = [seq for seq, tip in self._tip.items() if tip is self._root and seq not in taken]
-        if idle:
-            seq = max(idle, key=lambda seq: self._shared[seq])
-        elif self._free_ids:
+    def _claim(self, node: _Node, taken: dict[int, int], ends: dict[_Node, list[int]]) -> int:
+        """A sequence id that ends at ``node`` and is not taken: an existing one, or a copy.
+        ``ends`` has the ids by the nodes at which they ended before any was claimed, at the root
+        those first that lag behind the trunk by least."""
+        num_trunk = len(self.trunk)
+        seq = next((seq for seq in ends.get(node, ()) if seq not in taken), None)
+        if seq is not None and (node is not self._root or self._shared[seq] == num_trunk):
+            return seq
+        seq = next((seq for seq in ends[self._root] if seq not in taken), None)
+        if seq is None and self._free_ids:
             seq = self._free_ids.pop()
             self._shared[seq] = self.place
-        else:
+        elif seq is None:
             seq = self._spare(taken)
+            ends[self._tip[seq]].remove(seq)
         self._tip[seq] = node
-        self._copy_path(node, depth, seq)
+        length = num_trunk if node is self._root else node.position + 1
+        if (begin := self._shared[seq]) < length:
+            self._cells.copy(self._source(node, seq, ends), seq, begin, length)
+        self._shared[seq] = num_trunk
         return seq
 
     def _spare(self, taken: dict[int, int]) -> int:
-        """An id whose tokens another id has too, reset to the root."""
+        """An id whose tokens another id has too, without what it had beyond the trunk."""
         for seq, tip in self._tip.items():
             others = (end for other, end in self._tip.items() if other != seq)
             if seq not in taken and any(tip in end.chain() for end in others):
                 self._cells.remove(seq, len(self.trunk))
-                self._tip[seq] = self._root
                 return seq
         raise OutOfSequences
 
-    def _copy_path(self, node: _Node, depth: int, target: int) -> None:
-        """Copy to ``target`` the positions it lacks of the path down to ``node``."""
-        length = len(self.trunk) + depth
-        begin = self._shared[target]
-        if begin < length:
-            source = next(
-                seq
-                for seq, tip in self._tip.items()
-                if seq != target and node in tip.chain() and self._shared[seq] == len(self.trunk)
-            )
-            self._cells.copy(source, target, begin, length)
-        self._shared[target] = len(self.trunk)
+    def _source(self, node: _Node, target: int, ends: dict[_Node, list[int]]) -> int:
+        """An id that has all of the path down to ``node``: it ends there or at a leaf below."""
+        while node.children:
+            node = next(iter(node.children.values()))
+        return next(
+            seq for seq in ends[node] if seq != target and self._shared[seq] == len(self.trunk)
+        )
