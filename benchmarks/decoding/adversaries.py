@@ -45,7 +45,8 @@ CREATIVE = SamplingParams(temperature=1.2, seed=1)
 
 @dataclass(frozen=True)
 class Throttled:
-    """A draft model whose forward passes take ten times as long."""
+    """A draft model whose forward passes take ten times as long. The drafter's process imports it
+    from here."""
 
     recipe: LlamaRecipe
     pause_s: float = 0.0117  # nine times the shipped draft's time for one leaf

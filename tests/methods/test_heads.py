@@ -342,14 +342,14 @@ def test_a_chain_is_no_deeper_than_the_text_has_room(depth: int, num_rows: int) 
 
 def test_what_a_pass_over_a_chain_reads_is_no_measure_of_a_step() -> None:
     plan = replace(SOWN, seed=tuple((token, 0.9) for token in plain_text(MODEL, GREEDY, 6)))
-    answer, num_sent = _Received(1), 0
+    received, num_sent = _Received(1), 0
     steps = plan.grow(Asked(MODEL), DraftRequest(0, TEXT, plan, Sampler(GREEDY)))
     for number, tree in zip(range(4), steps, strict=False):
         new = slice(num_sent, None)
         parts = tree.tokens[new], tree.parents[new], None, tree.confidences[new]
-        answer.hear(Kind.NODES, Progress(*parts, draft_s=float(number)))
+        received.hear(Kind.NODES, Progress(*parts, draft_s=float(number)))
         num_sent = len(tree)
-    drafted = answer.drafted(0.0)
+    drafted = received.drafted(0.0)
     assert drafted.tree is not None
     assert drafted.tree.num_expanded == 7 + 2
     assert drafted.step_leaves == 1.0

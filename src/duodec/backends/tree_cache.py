@@ -139,8 +139,8 @@ class SlotCache:
     def fit(self, text: Tokens, draft: Draft, rows: Iterable[int]) -> Missing:
         """Keep what matches ``text`` and ``draft``, free the rest, return what is missing.
 
-        A row is obtained by computing its token, so tokens whose rows are needed are not kept.
-        Raises OutOfSequences.
+        A row is obtained by computing its token, so tokens whose rows are needed are not kept. No
+        two children of a node in ``draft`` have one token. Raises OutOfSequences.
         """
         wanted = set(rows)
         self._text = text
@@ -354,7 +354,7 @@ class SlotCache:
         ]
         computed: dict[int, _Node] = {}
         node_entries: list[Entry] = []
-        # where cells are in order, a first child's is next to its parent's, and none is known
+        # an ordered slot knows none: there a first child's cell must be next to its parent's
         for i in new if known else draft.preorder():
             token, parent = draft.tokens[i], parents[i]
             above = self._root if parent == ROOT else computed.get(parent) or known[parent]

@@ -43,7 +43,7 @@ class Verdict:
 
 
 Rule = Callable[[Draft, Scores, int], tuple[Draw, int | None]]
-"""What the row after a node decides: a token, and the child that proposed it."""
+"""What the row after a node decides: a token, and the child that proposed it; None if none did."""
 
 
 def keyed(draft: Draft, scores: Scores, node: int) -> tuple[Draw, int | None]:

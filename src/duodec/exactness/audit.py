@@ -101,10 +101,10 @@ class Audit:
             self._alone[key] = Response(endpoint, "alone", self.send(endpoint, case))
         return self._alone[key]
 
-    def together(self, requests: Sequence[Callable[[], Response]]) -> list[Response]:
-        """Run several requests at once, and return what came of each."""
+    def together(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
+        """Send several requests at once, and return what came of each."""
         with ThreadPoolExecutor(self.limits.concurrency) as pool:
-            return list(pool.map(lambda request: request(), requests))
+            return list(pool.map(lambda call: call(), calls))
 
     def judged(self, check: str, case: Case, left: Response, right: Response) -> Finding:
         """Compare two completions of a greedy request."""

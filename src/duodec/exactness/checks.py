@@ -64,10 +64,8 @@ def company(audit: Audit) -> Iterator[Finding]:
     """The text of a request is the same alone and among others."""
     for endpoint in audit.endpoints:
         alone = [audit.alone(endpoint, case) for case in audit.texts]
-        requests = [partial(_whole, audit, endpoint, case, "in company") for case in audit.texts]
-        for case, before, response in zip(
-            audit.texts, alone, audit.together(requests), strict=True
-        ):
+        calls = [partial(_whole, audit, endpoint, case, "in company") for case in audit.texts]
+        for case, before, response in zip(audit.texts, alone, audit.together(calls), strict=True):
             yield audit.judged("company", case, before, response)
 
 
@@ -77,17 +75,13 @@ def aborts(audit: Audit) -> Iterator[Finding]:
     for endpoint in audit.endpoints:
         leaving, staying = audit.texts[::2], audit.texts[1::2]
         alone = {case.name: audit.alone(endpoint, case) for case in audit.texts}
-        requests = [partial(_whole, audit, endpoint, case, "during aborts") for case in staying]
+        whole = [partial(_whole, audit, endpoint, case, "during aborts") for case in staying]
         left = [partial(_abort, audit, endpoint, case) for case in leaving]
-        mixed = [request for pair in zip(left, requests, strict=False) for request in pair] + left[
-            len(requests) :
-        ]
-        found = {
-            id(request): response
-            for request, response in zip(mixed, audit.together(mixed), strict=True)
-        }
-        for case, request in zip(staying, requests, strict=True):
-            yield audit.judged("aborts", case, alone[case.name], found[id(request)])
+        mixed = [call for pair in zip(left, whole, strict=False) for call in pair]
+        mixed += left[len(whole) :]
+        found = dict(zip(map(id, mixed), audit.together(mixed), strict=True))
+        for case, call in zip(staying, whole, strict=True):
+            yield audit.judged("aborts", case, alone[case.name], found[id(call)])
         for case in leaving:
             reply = audit.stream(endpoint, case)
             again = Response(endpoint, "streamed after its abort", reply)

@@ -104,15 +104,14 @@ def load_target(
         check_torch(target.config)
         from duodec.backends.torch.load import load as load_torch
 
-        path = vetted(target.file, vocabulary_only=True).path
-        loaded = load_torch(path, target.config, on_warning, heads=target.heads)
+        loaded = load_torch(target.vetted().path, target.config, on_warning, heads=target.heads)
     else:
         from duodec.backends.llamacpp.load import load as load_llama
 
-        path = vetted(target.file).path
         loaded = load_llama(
-            path, target.config, on_warning, taken_bytes=taken_bytes, heads_path=target.heads
-        )
+            target.vetted().path, target.config, on_warning, taken_bytes=taken_bytes,
+            heads_path=target.heads,
+        )  # fmt: skip
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template
     return loaded

@@ -54,6 +54,11 @@ class ResolvedTarget:
     file: ModelFile
     heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
 
+    def vetted(self) -> ModelFile:
+        """Its file, of which llama.cpp has read in a process of its own what the backend needs.
+        Raises ModelUnreadable."""
+        return vetted(self.file, vocabulary_only=self.backend == TORCH)
+
     def open_vocabulary(self) -> OpenVocabulary:
         """Its vocabulary without its weights; the caller closes it. Raises ModelUnreadable."""
         if self.file.path.is_dir():

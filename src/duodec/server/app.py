@@ -183,12 +183,12 @@ class Routes:
         return bytes(data)
 
     async def _response(
-        self, request: Request, writer: Writer, outputs: OutputCollector
+        self, request: Request, writer: Writer, collector: OutputCollector
     ) -> Response:
         if writer.is_streamed:
-            stream: Any = EventStream(writer, outputs, self._service.settings.ping_s)
+            stream: Any = EventStream(writer, collector, self._service.settings.ping_s)
             return stream  # type: ignore[no-any-return]
-        return JSONResponse(await whole(writer, outputs, request.receive))
+        return JSONResponse(await whole(writer, collector, request.receive))
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -103,7 +103,7 @@ class TorchTarget(Target):
     and gives a row the same bits in every tree. A prompt, whose end the query's sampler tells, is
     read in parts of ``num_chunk`` tokens that begin at multiples of it, the last one padded to a
     size that its length tells, so that how it was cut or known changes no bits either. Otherwise a
-    forward has as few rows as it can. ``on_chunk`` is called between two parts of a prompt, and may
+    pass has as few rows as it can. ``on_chunk`` is called between two parts of a prompt, and may
     raise to abandon it: what was read stays known. ``on_warning`` gets a line when passes are
     slower than they should be. ``heads``, where there are some, propose tokens. Raises
     ModelUnreadable for models that cannot be scored as trees, and BadOption.

@@ -223,10 +223,9 @@ def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool)
     from duodec.bench.benchmark import PAGE, TABLES, benchmark
     from duodec.bench.reports.claims import claims
     from duodec.loading.resolve import resolve_target
-    from duodec.loading.vetting import vetted
 
     for target in plan.targets:  # what is wrong with one is told before a lack of drafts
-        vetted(resolve_target(replace(plan.config, target=target)).file)
+        resolve_target(replace(plan.config, target=target)).vetted()
     command = shlex.join(["duodec", *sys.argv[1:]])
     try:
         with progress_bar(is_quiet=is_quiet) as on_progress:

@@ -77,7 +77,6 @@ def plan(
     from duodec.bench.run import simulate
     from duodec.bench.tasks import read_prompts, tasks_named
     from duodec.loading.resolve import resolve_target
-    from duodec.loading.vetting import vetted
 
     check_installed()
     CostCurve.parse(target_ms, "target-ms")
@@ -99,7 +98,7 @@ def plan(
         sampling=sampling,
     )
     prompts = read_prompts(asked.data, asked.tasks, asked.limit)
-    vetted(resolve_target(config).file)  # what is wrong with it is told before a lack of drafts
+    resolve_target(config).vetted()  # what is wrong with it is told before a lack of drafts
     with progress_bar(is_quiet=quiet) as on_progress:
         results = simulate(asked, prompts, on_progress)
     show_run(results)

@@ -128,9 +128,9 @@ def shown(value: object) -> str:
 
 
 def check(record: object) -> None:
-    """Raises BadOption for the first field whose value is out of range or of another type; None is
-    in range where the field may be None. NumPy's numbers become Python's. The command line makes
-    options of the fields' names."""
+    """Raises BadOption for the first field whose value is out of range, or no number or text where
+    the field is one; None is in range where the field may be None. NumPy's numbers become Python's.
+    The command line makes options of the fields' names."""
     kind: Any = type(record)
     for field in fields_of(kind).values():
         value, parameter = getattr(record, field.name), field.parameter

@@ -119,9 +119,7 @@ class Connection(HttpToolsProtocol):
         self._is_stopped = False  # the transport is not read
         self._rest: asyncio.TimerHandle | None = None  # until it is read again
         self._num_reads = self._num_read_bytes = 0  # since the last message was complete
-        self._running: RequestResponseCycle | None = (
-            None  # whose response is under way, or was last
-        )
+        self._running: RequestResponseCycle | None = None  # the one under way, or the last
         self._is_next_due = False  # the first of the pipeline may begin
         self.is_ahead = False  # its client sent a request before it had the last response
         self._num_head_bytes = 0  # since the last head, or part of a body, was complete

@@ -112,18 +112,18 @@ class ClientGone(Exception):
     """The client closed the connection before it had its response."""
 
 
-async def whole(writer: Writer, outputs: OutputCollector, receive: Receive) -> dict[str, Any]:
+async def whole(writer: Writer, collector: OutputCollector, receive: Receive) -> dict[str, Any]:
     """The complete response. Raises what ended it, and ClientGone."""
     try:
-        return await or_gone(receive, _collected(writer, outputs))
+        return await or_gone(receive, _collected(writer, collector))
     finally:
-        outputs.close()
-        _note(writer, outputs)
+        collector.close()
+        _note(writer, collector)
 
 
-async def _collected(writer: Writer, outputs: OutputCollector) -> dict[str, Any]:
-    while not outputs.is_over:
-        for index, output in await outputs.next(inf):
+async def _collected(writer: Writer, collector: OutputCollector) -> dict[str, Any]:
+    while not collector.is_over:
+        for index, output in await collector.next(inf):
             writer.add(index, output)
     return writer.whole()
 
@@ -132,14 +132,14 @@ class EventStream:
     """An ASGI response of events, as they come. The collector is closed after its last output,
     whenever the client reads that."""
 
-    def __init__(self, writer: Writer, outputs: OutputCollector, ping_s: float) -> None:
-        self._writer, self._outputs, self._ping_s = writer, outputs, ping_s
+    def __init__(self, writer: Writer, collector: OutputCollector, ping_s: float) -> None:
+        self._writer, self._collector, self._ping_s = writer, collector, ping_s
         self._unsent = bytearray()
         self._news = asyncio.Event()  # there is more to send, or never will be
         self._is_complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        most_s = self._outputs.left_s + _LAST_WORDS_S
+        most_s = self._collector.left_s + _LAST_WORDS_S
         making = asyncio.ensure_future(self._make())
         try:
             await asyncio.wait_for(or_gone(receive, self._send_all(send)), most_s)
@@ -150,8 +150,8 @@ class EventStream:
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
-            self._outputs.close()
-            _note(self._writer, self._outputs)
+            self._collector.close()
+            _note(self._writer, self._collector)
 
     async def _make(self) -> None:
         """Take outputs as they come, so that the model is free after the last one."""
@@ -162,7 +162,7 @@ class EventStream:
         finally:
             self._is_complete = True
             self._news.set()
-            self._outputs.close()
+            self._collector.close()
 
     async def _send_all(self, send: Send) -> None:
         headers = [(b"content-type", self._writer.framing.content_type), *_HEADERS]
@@ -180,9 +180,11 @@ class EventStream:
         try:
             for chunk in self._writer.opening():
                 yield framing.event(chunk)
-            while not self._outputs.is_over:
+            while not self._collector.is_over:
                 # text may be held back for long, as that of a call is
-                outputs = await self._outputs.next(max(0.0, sent_s + self._ping_s - perf_counter()))
+                outputs = await self._collector.next(
+                    max(0.0, sent_s + self._ping_s - perf_counter())
+                )
                 chunks = [chunk for output in outputs for chunk in self._writer.add(*output)]
                 if chunks or perf_counter() - sent_s >= self._ping_s:
                     yield b"".join(map(framing.event, chunks)) or framing.ping
@@ -197,10 +199,10 @@ class EventStream:
         yield framing.end
 
 
-def _note(writer: Writer, outputs: OutputCollector) -> None:
+def _note(writer: Writer, collector: OutputCollector) -> None:
     """Let the log say what the response was, with what was generated of one that was cut short."""
     found = writer.facts()
-    for counts in outputs.cut_short:
+    for counts in collector.cut_short:
         found["tokens"] += counts.num_tokens
         found["drafted"] += counts.num_drafted
         found["accepted"] += counts.num_accepted

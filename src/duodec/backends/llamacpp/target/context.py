@@ -26,7 +26,7 @@ _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 class LlamaContext:
     """Evaluates trees over texts in llama.cpp.
 
-    Rows are views into the library's own buffer: they hold until the next call. A forward takes
+    Rows are views into the library's own buffer: they hold until the next call. A pass takes
     ``num_chunk`` tokens at most; a longer text is read in chunks. ``on_chunk`` is called between
     them, and may raise to abandon the text: what was read stays known. ``num_first`` tokens of a
     text come before a part of it: see `duodec.backends.tree_cache`.
@@ -81,15 +81,15 @@ class LlamaContext:
             self.handle = None
 
     def rows(self, queries: Sequence[RowQuery]) -> list[list[Row]]:
-        """The logits wanted by each query, all of them in one forward where they fit.
+        """The logits wanted by each query, all of them in one pass where they fit.
 
         Raises ContextExceeded when texts and trees do not fit the cache together, BadOption
-        when they want more rows than one forward gives, and ComputeFailed.
+        when they want more rows than one pass gives, and ComputeFailed.
         """
         num_rows = sum(len(query.rows) for query in queries)
         if num_rows > self._max_rows:
             raise BadOption(
-                f"{num_rows} rows of logits are wanted of one forward, which gives "
+                f"{num_rows} rows of logits are wanted of one forward pass, which gives "
                 f"{self._max_rows}; draft less"
             )
         for query in queries:
@@ -260,7 +260,7 @@ STOPPED = 2  # and when it was told to stop
 
 
 def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float32]:
-    """The rows of a context's last forward, in the order of its entries."""
+    """The rows of a context's last forward pass, in the order of its entries."""
     if not num_rows:
         return np.empty((0, model.num_vocab), dtype=np.float32)
     pointer = model.lib.llama_get_logits(handle)
@@ -276,7 +276,7 @@ def _view(address: int, num_rows: int, num_vocab: int) -> NDArray[np.float32]:
 
 
 class _NoRoom(Exception):
-    """A forward that the cache has no room for."""
+    """A forward pass that the cache has no room for."""
 
 
 class Threads:
