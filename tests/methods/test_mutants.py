@@ -119,10 +119,10 @@ MUTANTS = [
         verify.keyed,
         (
             (
-                "Step(A.token, B.child(C, A.token), A.margin)",
+                "(A, B.child(C, A.token))",
                 (
-                    "Step(next((B.tokens[i] for i in B.children(C)), A.token), "
-                    "next(B.children(C), None), A.margin)"
+                    "(Draw(next((B.tokens[i] for i in B.children(C)), A.token), A.margin), "
+                    "next(B.children(C), None))"
                 ),
             ),
         ),
@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant(
         "the walk skips a node",
         verify.verify,
-        (("A = B.child", "A = len(P0) - 1"),),
+        (("C.append(D.token); A = B", "C.append(D.token); A = len(P0) - 1"),),
         (exact_distributions("sps"), identity("sps")),
     ),
     # --- the rule with distributions
