@@ -58,7 +58,7 @@ class Count:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Count:
-        """What an earlier run counted; until 2026 it counted more."""
+        """What an earlier run counted, which may have been more."""
         return cls(**{name: record[name] for name in cls.__dataclass_fields__})
 
     def merge(self, other: Count) -> None:

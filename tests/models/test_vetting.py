@@ -26,7 +26,10 @@ from duodec.cli.app import run
 from duodec.core.rows import check_finite
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
+from duodec.loading import resolve as resolving
 from duodec.loading import vetting
+from duodec.loading.config import LLAMA_CPP, TORCH, EngineConfig
+from duodec.loading.resolve import ResolvedTarget
 from duodec.loading.vetting import vetted
 from duodec.machine import busy
 from duodec.machine.processes import NO_GPU
@@ -342,3 +345,19 @@ def test_doctor_and_generate_survive_a_damaged_header(tmp_path: Path) -> None:
         assert done.returncode in (2, 3)
         assert "llama.block_count is 0" in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("backend", "reads_no_weights"), [(TORCH, True), (LLAMA_CPP, False)])
+def test_weights_are_tried_by_the_library_that_computes_them(
+    backend: str, reads_no_weights: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+
+    def noted(file: ModelFile, *, vocabulary_only: bool) -> ModelFile:
+        tried.append(vocabulary_only)
+        return file
+
+    monkeypatch.setattr(resolving, "vetted", noted)
+    target = ResolvedTarget(EngineConfig(), backend, resolve("smollm2-draft"))
+    assert target.vetted() is target.file
+    assert tried == [reads_no_weights]
