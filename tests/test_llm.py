@@ -31,6 +31,7 @@ from duodec.methods.registry import METHODS
 from duodec.methods.request import Request
 from duodec.planning.budget import BatchBudget
 from duodec.scheduler.outputs import Done, Failed
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
@@ -547,8 +548,11 @@ def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
 _FOUND = "P0._launched([A])", "P0._launched([A])"
 _TURN = "B = (C or D)[0]", "B = (C or D)[0]"
 SCHEDULER_MUTANTS = [
-    (Scheduler._begin, ("min(A, B)", "min(0 * A, B)")),
-    (Scheduler._take_scores, ("zip(A, B, P2, strict=True)", "zip(A, B, P2[::-1], strict=True)")),
+    (ScheduledRequest.note_computed, ("min(A, B) - C", "min(A, B)")),
+    (
+        Scheduler._take_scores,
+        ("zip(A, B, P2, C, strict=True)", "zip(A, B, P2[::-1], C, strict=True)"),
+    ),
     (Scheduler._take_scores, ("A.part is None and B", "B")),
     (Scheduler._deliver, ("P1.request.run_deferred()", "None")),
     (Scheduler._batch, _TURN, ("A.append(B)", "A.extend(D)")),

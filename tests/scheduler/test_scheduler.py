@@ -684,27 +684,25 @@ def test_who_aborts_on_hearing_a_piece_hears_no_more() -> None:
 def test_what_one_cache_holds_is_not_forgotten_for_another() -> None:
     alone, shared = TargetCache(0), TargetCache(1)
     slot, text = Slot(0, alone), np.arange(9, dtype=np.int32)
-    slot.known = text
+    slot.know(text)
     slot.cache = shared
-    assert slot.num_known(text) == 0
-    slot.known = text[:4]
+    assert (slot.num_in_cache(text), slot.num_known(text)) == (0, 9)
+    slot.know(text[:4])
+    assert (slot.num_in_cache(text), slot.num_known(text)) == (4, 9)
     slot.cache = alone
-    assert slot.num_known(text) == 9
     slot.forget()
-    assert slot.num_known(text) == 0
-    slot.cache = shared
-    assert slot.num_known(text) == 4
+    assert (slot.num_in_cache(text), slot.num_known(text)) == (0, 4)
 
 
 def test_a_short_prompt_leaves_a_long_conversation_where_it_is() -> None:
     """An agent's side request, a title or a summary, would have all of it read again."""
     cache = TargetCache(0)
     slots = [Slot(i, cache) for i in range(3)]
-    slots[0].known = np.arange(100, dtype=np.int32)
+    slots[0].know(np.arange(100, dtype=np.int32))
     short, long = np.full(20, 500, np.int32), np.full(30, 500, np.int32)
     assert best_slot(slots, short).number == 1
     assert best_slot(slots, long).number == 0
-    slots[1].known = np.full(60, 7, np.int32)
+    slots[1].know(np.full(60, 7, np.int32))
     assert best_slot(slots, short).number == 2
     assert best_slot(slots[:1], short).number == 0, "there is no other"
     assert best_slot(slots, np.arange(110, dtype=np.int32)).number == 0

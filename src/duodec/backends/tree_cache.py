@@ -130,6 +130,19 @@ class SlotCache:
         common = common_prefix(self.trunk, text)
         return common if common > self.begin or not self.begin else 0
 
+    @property
+    def holder(self) -> int | None:
+        """A sequence that has all of the trunk; None where nothing is cached."""
+        whole = len(self.trunk)
+        return next((seq for seq, num in self._shared.items() if num == whole), None)
+
+    def make_room(self, text: Tokens) -> int:
+        """Forget everything. Returns the sequence to which the caller copies ``text``."""
+        self.drop()
+        seq = self._free_ids.pop()
+        self.trunk, self._tip[seq], self._shared[seq] = text, self._root, len(text)
+        return seq
+
     def start_at(self, text: Tokens, begin: int) -> None:
         """Forget everything, and cache ``text`` from ``begin`` on."""
         self.drop()

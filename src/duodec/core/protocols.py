@@ -39,6 +39,7 @@ class Query:
     num_candidates: int = 0  # of each row, to be returned with its draw
     heads: HeadPlan | None = None  # what the target's own heads are to propose; None: they rest
     cache: int = 0  # of the target: the number of `Target.cache_for` the slot
+    sources: tuple[int, ...] = ()  # other slots, whose texts may be copied where they are the same
 
     def context(self, row: int) -> Context:
         """The text and the draft tokens that precede the token drawn from ``row``."""
@@ -115,6 +116,12 @@ class Scores(Protocol):
     @property
     def num_rows(self) -> int:
         """Rows that were scored: the first ``num_rows - 1`` nodes of the draft."""
+
+    @property
+    def num_computed(self) -> int | None:
+        """Tokens of the query's text that were computed for it; None: the target does not tell, and
+        computes what its slot's last text does not share."""
+        return None
 
     def draw(self, row: int) -> Draw:
         """The keyed draw of a row."""
@@ -215,11 +222,6 @@ class Target(Protocol):
         """Which cache computes a slot's request whose method reads rows off the text's path or not,
         and which has no company or some."""
         return TargetCache(traits=self.traits)
-
-    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
-        """Tokens of a text that need not be computed again, where it shares its first
-        ``num_shared`` tokens with the slot's last text."""
-        return num_shared
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class TargetTraits:
     heads: str = ""  # its own, that propose tokens: their kind, such as medusa; "": it has none
     num_heads: int = 0  # tokens that they look ahead
     heads_share: float = 0.0  # weights that they read, by those of a forward pass
+    copies_texts: bool = False  # from one cache or slot to another, in place of computing them
     num_mapped_bytes: int = 0  # of its weights, which look like free memory
     num_block: int = (
         1  # tokens of a prompt that it reads at once, to give them the same bits always

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from duodec.core.events import Delta, Finished, FinishReason
-from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query
+from duodec.core.protocols import Query, Scores
 from duodec.core.round import Stats
 from duodec.core.sampling.logprobs import Logprob
 from duodec.core.sampling.sampler import Tokens
@@ -47,7 +46,8 @@ class ScheduledRequest:
         self.need: Need | None = None  # what it waits for
         self.deadline_s = 0.0  # of a `Wait`
         self.part: Tokens | None = None  # of a long prompt, in the next forward pass
-        self.num_cached = 0
+        self.num_computed = 0  # tokens of the prompt, so far
+        self.sources: tuple[Slot, ...] = ()  # from which its prompt may be copied
         self.num_restarts = 0  # of the drafter, before
         self.first_s: float | None = None
         self.finish_s = self.arrive_s
@@ -68,6 +68,8 @@ class ScheduledRequest:
         if self.part is not None:
             query = Query(request.slot, self.part, sampler=request.sampler)
         cache = self.slot.cache.number
+        if self.sources and self.first_s is None:
+            return replace(query, cache=cache, sources=tuple(own.number for own in self.sources))
         return replace(query, cache=cache) if cache else query
 
     def is_long(self, num_chunk: int | None) -> bool:
@@ -81,19 +83,42 @@ class ScheduledRequest:
         text = self.query().text
         if len(text) <= num_chunk:
             return False
-        num_known = self.slot.num_known(text)
+        num_known = self._num_known(text)
         if len(text) - num_known <= num_chunk:
             return False
         # parts end at multiples of their length, however much was known before
         self.part = text[: (num_known // num_chunk + 1) * num_chunk + traits.num_continued]
         return True
 
-    def has_prefill(self, query: Query, known: Tokens) -> bool:
-        """Whether a query computes more than a round's tokens, where ``known`` is cached: a
-        prompt, or a text that another target knew."""
-        if len(query.text) <= query.sampler.num_prompt_tokens or not len(known):
+    def _num_known(self, text: Tokens) -> int:
+        """Tokens of a text that its slot's cache holds, or the target copies there."""
+        if not self.sources:
+            return self.slot.num_in_cache(text)
+        return max(own.num_known(text) for own in (self.slot, *self.sources))
+
+    def has_prefill(self, query: Query, num_known: int) -> bool:
+        """Whether a query computes more than a round's tokens, where ``num_known`` of its text were
+        cached: a prompt, or a text that another cache knew."""
+        if len(query.text) <= query.sampler.num_prompt_tokens or not num_known:
             return True
-        return len(query.text) - common_prefix(known, query.text) > self.request.max_width + 1
+        return len(query.text) - num_known > self.request.max_width + 1
+
+    def note_computed(self, query: Query, scores: Scores, num_known: int) -> None:
+        """Count what a forward pass computed of the prompt; ``num_known`` tokens of its text were
+        cached, where the target does not tell."""
+        if self.first_s is not None:
+            return
+        told = scores.num_computed
+        begin = len(query.text) - told if told is not None else num_known
+        self.num_computed += max(0, min(len(query.text), len(self.request.prompt)) - begin)
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        if self.request.num_prompt_logprobs is not None:  # each of its rows is
+            return 0
+        num_prompt = len(self.request.prompt)
+        return min(max(0, num_prompt - self.num_computed), num_prompt - 1)
 
     # --- what is said
 
@@ -151,8 +176,7 @@ class ScheduledRequest:
             self.method.name,
             request.sampler.seed,
             self._new_logprobs(len(request.logprobs)),
-            # with a prompt's logprobs, each of its rows is computed
-            self.num_cached if request.num_prompt_logprobs is None else 0,
+            self.num_cached,
             self.arrive_s,
             self.start_s,
             self._prompt_logprobs(),

@@ -24,7 +24,6 @@ from duodec.core.protocols import (
     Scores,
     Target,
 )
-from duodec.core.sampling.sampler import Tokens
 from duodec.errors import ComputeFailed
 from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait
@@ -228,9 +227,8 @@ class Scheduler:
         self._settle()
         self._choose_cache(entry)
         entry.start_s = self.clock()
-        num_shared = slot.num_known(request.text)
-        num_known = self.target.num_reusable(slot.number, request.text, num_shared)
-        entry.num_cached = min(num_known, len(request.prompt) - 1)
+        if self.target.traits.copies_texts:
+            entry.sources = tuple(own for own in self.slots if own is not slot)
         entry.num_restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)
@@ -356,7 +354,10 @@ class Scheduler:
             self._fail(entry, error)
 
     def _take_scores(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
-        before = [entry.slot.known for entry in flight.entries]
+        num_known = [
+            entry.slot.num_in_cache(query.text)
+            for entry, query in zip(flight.entries, flight.queries, strict=True)
+        ]
         num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
         proposed = {
             query.slot: own.proposed()
@@ -364,13 +365,15 @@ class Scheduler:
             if query.heads is not None
         }
         account = partial(
-            self._note_forward, flight, num_rows, proposed, before, len(self.running), end_s
+            self._note_forward, flight, num_rows, proposed, num_known, len(self.running), end_s
         )
         self._accounts.append(account)
         if flight.is_here or len(self.running) > 1:  # nothing to gain, or to share by what it cost
             self._settle()
-        for entry, query, own in zip(flight.entries, flight.queries, scores, strict=True):
-            entry.slot.known = query.text
+        parts = zip(flight.entries, flight.queries, scores, num_known, strict=True)
+        for entry, query, own, num in parts:
+            entry.slot.know(query.text)
+            entry.note_computed(query, own, num)
             if entry.part is None and entry in self.running:
                 self._advance(entry, Forward(own, flight.start_s, end_s))
         if len(self.running) > 1:
@@ -412,15 +415,15 @@ class Scheduler:
         flight: _Flight,
         num_rows: Sequence[int],
         proposed: Mapping[int, Proposed],
-        known: Sequence[Tokens],
+        num_known: Sequence[int],
         num_running: int,
         end_s: float,
     ) -> None:
         self.num_forwards += 1
         for slot, own in proposed.items():
             self.budget.observe_heads(slot, own)
-        parts = zip(flight.entries, flight.queries, known, strict=True)
-        is_plain_work = not any(entry.has_prefill(query, text) for entry, query, text in parts)
+        parts = zip(flight.entries, flight.queries, num_known, strict=True)
+        is_plain_work = not any(entry.has_prefill(query, num) for entry, query, num in parts)
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work and not any(entry.request.is_contended for entry in flight.entries):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from duodec.core.prefix import common_prefix
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetCache
 
 _MUCH_LONGER = 4  # a text is worth as many times a prompt's tokens before the prompt evicts it
-_NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 
 class Slot:
@@ -23,21 +20,26 @@ class Slot:
         self._known: dict[int, Tokens] = {}  # by cache
 
     @property
-    def known(self) -> Tokens:
-        """The text that its cache holds."""
-        return self._known.get(self.cache.number, _NOTHING)
+    def num_cached(self) -> int:
+        """Tokens of the longest text that its caches hold."""
+        return max(map(len, self._known.values()), default=0)
 
-    @known.setter
-    def known(self, text: Tokens) -> None:
+    def know(self, text: Tokens) -> None:
+        """Its cache has computed a text."""
         self._known[self.cache.number] = text
 
     def forget(self) -> None:
         """What its cache holds is not known any more."""
         self._known.pop(self.cache.number, None)
 
+    def num_in_cache(self, text: Tokens) -> int:
+        """Tokens of a text that its cache holds."""
+        known = self._known.get(self.cache.number)
+        return 0 if known is None else common_prefix(known, text)
+
     def num_known(self, text: Tokens) -> int:
-        """Tokens of a text that are cached."""
-        return common_prefix(self.known, text)
+        """Tokens of a text that one of its caches holds."""
+        return max((common_prefix(known, text) for known in self._known.values()), default=0)
 
 
 def best_slot(idle: Iterable[Slot], text: Tokens) -> Slot:
@@ -48,6 +50,6 @@ def best_slot(idle: Iterable[Slot], text: Tokens) -> Slot:
     best = max(slots, key=lambda slot: slot.num_known(text))
     if 2 * best.num_known(text) >= len(text):
         return best
-    if len(slots[0].known) <= _MUCH_LONGER * len(text):
+    if slots[0].num_cached <= _MUCH_LONGER * len(text):
         return slots[0]
-    return min(slots, key=lambda slot: len(slot.known))
+    return min(slots, key=lambda slot: slot.num_cached)

@@ -462,7 +462,7 @@ def test_a_changed_turn_is_read_from_the_checkpoint_before_it(
         for _ in range(24):
             at = int(dice.integers(20, len(text)))
             text[at:] = tokens(len(text) - at)
-            known = target.num_reusable(0, np.array(text, np.int32), at)
+            known = target.num_known(0, np.array(text, np.int32))
             before = target.num_computed
             chain = tokens(3)
             (row,) = last_row(target, query(text, chain))

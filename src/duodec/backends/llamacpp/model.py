@@ -174,6 +174,11 @@ class LlamaModel:
         lib, handle = self.lib, self.handle
         return bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
 
+    @property
+    def has_sliding_window(self) -> bool:
+        """Some of its layers see the last tokens of a text only."""
+        return int(self.lib.llama_model_n_swa(self.handle)) > 0
+
     def refuse_recurrent(self) -> None:
         """Raises ModelUnreadable for a model that cannot score branches."""
         if self.is_recurrent:

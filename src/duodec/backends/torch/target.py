@@ -57,6 +57,7 @@ class TorchScores(Scores):
     drawn: Drawn  # of all queries of the call
     logits: torch.Tensor  # (rows, vocab) fp32, this query's logits
     first: int  # its first row in ``drawn``
+    num_computed: int | None = None
     own: Proposed = field(default_factory=Proposed)  # what the heads propose
 
     @property
@@ -222,13 +223,16 @@ class TorchTarget(Target):
         with self._queue.scope(), _blamed(memos):
             rows = _Rows.empty(self._network, params, self._drawers.summarise is not None)
             self._follow(queries, memos)
-            for query, memo, first in zip(queries, memos, firsts, strict=False):
+            num_known = [
                 self._read(query, memo, first, rows)
+                for query, memo, first in zip(queries, memos, firsts, strict=False)
+            ]
             self._continue(queries, memos, firsts, rows)
             logits, copied = rows.logits, self._queue.copied
             pick, summaries = self._drawers.pick, rows.summaries
             drawing = Drawing(logits, queries, params, copied, pick, summaries)
-        return _Queued(self, self._queue, memos, queries, firsts, logits, drawing)
+        num_computed = [len(q.text) - num for q, num in zip(queries, num_known, strict=True)]
+        return _Queued(self, self._queue, memos, queries, firsts, num_computed, logits, drawing)
 
     def propose(self, scores: TorchScores, memo: SlotMemo) -> Proposed:
         """What the heads propose after the text that these scores leave."""
@@ -280,16 +284,16 @@ class TorchTarget(Target):
 
     # --- forward passes
 
-    def _read(self, query: Query, memo: SlotMemo, first: int, rows: _Rows) -> None:
+    def _read(self, query: Query, memo: SlotMemo, first: int, rows: _Rows) -> int:
         """Read what is missing of the prompt; the row that follows it, if it ends the text, is the
-        ``first`` of the query's ``rows``."""
+        ``first`` of the query's ``rows``. Returns how many tokens of the text were known."""
         end = self._end_of_reading(query, len(memo.trunk))
         if end <= len(memo.trunk):
-            return
+            return len(memo.trunk)
         chunk = self._num_chunk
         if self._is_exact:
             memo.cut(len(memo.trunk) // chunk * chunk)
-        begin = len(memo.trunk)
+        begin = num_known = len(memo.trunk)
         while True:
             stop = min(begin + chunk, end)
             inputs = InputRows.of_text(query, memo.base, begin, stop)
@@ -306,6 +310,7 @@ class TorchTarget(Target):
             if self._drawers.summarise is not None and rows.summaries is not None:
                 ways = upload(rows.params.ways[row], found.device)
                 self._drawers.summarise(rows.logits[row], ways, rows.summaries[row])
+        return num_known
 
     def _ways(self, query: Query) -> NDArray[np.int32]:
         """Rows of the pass that reads each token of a text; 0 for those that continue it."""
@@ -404,6 +409,7 @@ class _Queued:
     memos: Sequence[SlotMemo]
     queries: Sequence[Query]
     firsts: Sequence[int]  # each query's first row, and the number of rows
+    num_computed: Sequence[int]  # tokens of each query's text
     logits: torch.Tensor  # (rows, vocab) fp32
     drawing: Drawing
     due_s: float = math.inf
@@ -412,9 +418,9 @@ class _Queued:
         with self.queue.scope(), _blamed(self.memos):
             drawn = self.drawing.result()
             found = [
-                TorchScores(query, drawn, self.logits[first:end], first)
-                for query, first, end in zip(
-                    self.queries, self.firsts, self.firsts[1:], strict=False
+                TorchScores(query, drawn, self.logits[first:end], first, num_computed)
+                for query, first, end, num_computed in zip(
+                    self.queries, self.firsts, self.firsts[1:], self.num_computed, strict=False
                 )
             ]
             return [

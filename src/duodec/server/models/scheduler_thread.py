@@ -68,7 +68,7 @@ class SchedulerThread:
         """By slot, what runs there, and how many tokens of a text it has not forgotten."""
         with self._scheduler.changed:
             running = {request.slot.number: request for request in self._scheduler.running}
-        return [(running.get(s.number), len(s.known)) for s in self._scheduler.slots]
+        return [(running.get(s.number), s.num_cached) for s in self._scheduler.slots]
 
     # --- requests
 

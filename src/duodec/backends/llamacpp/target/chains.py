@@ -20,6 +20,7 @@ import numpy as np
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target.context import NO_CELLS, STOPPED, Batch, Threads, logits
+from duodec.backends.llamacpp.target.copying import Place
 from duodec.backends.llamacpp.target.states import NoStates
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH, LlamaLaunchedScores, LlamaScores
 from duodec.backends.placement import Placement
@@ -82,17 +83,18 @@ class Work:
 @dataclass(frozen=True)
 class InFlight:
     """A forward pass that a device computes; ``read`` waits for it and gives the rows of each
-    query's slot."""
+    query's slot, of whose text ``num_computed`` tokens were computed."""
 
     queries: Sequence[Query]
     read: Callable[[], Mapping[int, list[Row]]]
     is_elsewhere: bool  # the device computes while the caller goes on
+    num_computed: Mapping[int, int]
     due_s: float = math.inf
 
     def result(self) -> list[Scores]:
-        rows = self.read()
+        rows, num_computed = self.read(), self.num_computed
         scores = LlamaLaunchedScores if self.is_elsewhere else LlamaScores
-        return [scores(query, rows[query.slot]) for query in self.queries]
+        return [scores(q, rows[q.slot], num_computed[q.slot]) for q in self.queries]
 
 
 class LlamaChains(Target):
@@ -166,6 +168,7 @@ class LlamaChains(Target):
         """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
         most = (self.num_rows or MAX_ROWS // len(queries)) - 1
         works = {query.slot: self._fit(query, max(0, most)) for query in queries}
+        num_computed = {slot: len(work.query.text) - work.begin for slot, work in works.items()}
         if self.num_rows:
             self._pad(works.values(), self.num_rows)
         try:
@@ -189,7 +192,25 @@ class LlamaChains(Target):
             rows = logits(self._model, self.handle, num_rows)
             return {slot: list(rows[place]) for slot, place in places.items()}
 
-        return InFlight(queries, read, self._launches)
+        return InFlight(queries, read, self._launches, num_computed)
+
+    def num_held(self, slot: int, text: Tokens) -> int:
+        """Tokens of a text that a slot's cells hold."""
+        return common_prefix(self._held.get(slot, NOTHING), text)
+
+    def place(self, slot: int) -> Place:
+        """Where a slot's text lies."""
+        return Place(self.handle, slot, slot, self.num_slots)
+
+    def make_room(self, slot: int, text: Tokens) -> Place:
+        """Forget a slot's text; the caller copies ``text`` to the place that is returned."""
+        self.drop(slot)
+        self._held[slot] = text
+        return self.place(slot)
+
+    def drop(self, slot: int) -> None:
+        """Forget a slot's text."""
+        self._forget(slot)
 
     def close(self) -> None:
         if self.handle:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.llamacpp.target.copying import Place
 from duodec.backends.llamacpp.target.states import NoStates
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
@@ -54,6 +55,7 @@ class LlamaContext:
         self.model = model
         self.num_context = num_context
         self.num_computed = 0  # tokens, of all forward passes so far
+        self.num_read: list[int] = []  # tokens of the text, of each query of the last `rows`
         self.on_chunk: Callable[[], None] = lambda: None
         self.states = NoStates()  # who looks at those of every forward pass
         self._lib = model.lib
@@ -99,7 +101,8 @@ class LlamaContext:
             if sum(map(self._num_cells, queries)) > self.num_context:
                 raise _NoRoom
             plans = [self._fit(query, used) for query in queries]
-            self._set_threads(sum(len(missing.text) for missing in plans))
+            self.num_read = [len(missing.text) for missing in plans]
+            self._set_threads(sum(self.num_read))
             for query, missing in zip(queries, plans, strict=True):
                 self._read(query, missing, used)
             return self._finish(queries, plans, used)
@@ -117,6 +120,24 @@ class LlamaContext:
         """The part of a text that a slot holds; to be looked at."""
         self._touch(slot)
         return self._slots[slot]
+
+    def num_held(self, slot: int, text: Tokens) -> int:
+        """Tokens of a text that a slot's cells hold."""
+        return self._slots[slot].num_known(text) if slot in self._slots else 0
+
+    def place(self, slot: int) -> Place:
+        """Where a slot's text lies."""
+        seq = self._slots[slot].holder
+        assert seq is not None, "a slot that holds a text"
+        return Place(self.handle, seq)
+
+    def make_room(self, slot: int, text: Tokens) -> Place:
+        """Forget a slot's text; the caller copies ``text`` to the place that is returned."""
+        return Place(self.handle, self.part(slot).make_room(text))
+
+    def drop(self, slot: int) -> None:
+        """Forget a slot's text."""
+        self.part(slot).drop()
 
     def start_at(self, slot: int, text: Tokens, begin: int) -> None:
         """Forget a slot's text; of ``text``, tokens from ``begin`` on will be read."""

@@ -69,22 +69,25 @@ class LlamaPadded(LlamaChains):
     def launch(self, queries: Sequence[Query]) -> Launched:
         """Start the first query's forward pass, after what its text lacks; the others' follow as it
         is read. Raises ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
-        first = self._begin(queries[0])
+        num_computed: dict[int, int] = {}
+        first = self._begin(queries[0], num_computed)
 
         def read() -> dict[int, list[Row]]:
             found, begun = {}, first
             for query in queries[1:]:
                 found[begun.slot] = [row.copy() for row in self._rows(begun)]
-                begun = self._begin(query)
+                begun = self._begin(query, num_computed)
             found[begun.slot] = self._rows(begun)
             return found
 
-        return InFlight(queries, read, self._launches)
+        return InFlight(queries, read, self._launches, num_computed)
 
-    def _begin(self, query: Query) -> _Pass:
-        """Start the forward pass of a query. The rows of the one before are lost."""
+    def _begin(self, query: Query, num_computed: dict[int, int]) -> _Pass:
+        """Start the forward pass of a query, and count what it computes of the text. The rows of
+        the pass before are lost."""
         try:
-            begin = self._read_prompt(query)
+            begin, known = self._read_prompt(query)
+            num_computed[query.slot] = len(query.text) - known
             return self._continue(query, begin)
         except BaseException:
             if not self._is_known(query.slot):
@@ -98,17 +101,17 @@ class LlamaPadded(LlamaChains):
 
     # --- prompts
 
-    def _read_prompt(self, query: Query) -> int:
+    def _read_prompt(self, query: Query) -> tuple[int, int]:
         """Read what is missing of the prompt, all but its last token, which is computed with the
-        draft. Returns how many tokens of the text are known then."""
+        draft. Returns how many tokens of the text are known then, and how many were before."""
         slot, text = query.slot, query.text
         held, num_read = self._held.get(slot, NOTHING), self._num_read.get(slot, 0)
         known = min(common_prefix(held, text), len(text) - 1)
         end = self._end_of_prompt(query, known, num_read)
         if num_read == end <= known:
             self._keep(slot, known)
-            return known
-        begin = min(known, num_read, end) // self._num_piece * self._num_piece
+            return known, known
+        begin = kept = min(known, num_read, end) // self._num_piece * self._num_piece
         self._keep(slot, begin)
         while begin < end:
             stop = min(begin + self._num_piece, end)
@@ -118,7 +121,7 @@ class LlamaPadded(LlamaChains):
             self._held[slot], self._num_read[slot] = text[:begin], begin
             if begin < end:
                 self.on_chunk()
-        return begin
+        return begin, kept
 
     def _end_of_prompt(self, query: Query, known: int, num_read: int) -> int:
         """Tokens of a text that are read in pieces; what follows them continues the text."""

@@ -95,6 +95,7 @@ class LlamaRecurrent(LlamaChains):
         most = max(0, min(self.max_draft, MAX_ROWS // num_texts - 1))
         most_again = min(_MOST_AGAIN, (NUM_BATCH - MAX_ROWS) // num_texts)
         works = [self._fit(query, most) for query in queries]
+        num_computed = {work.query.slot: len(work.query.text) - work.begin for work in works}
         for work in works:
             if not self._goes_on_from_kept(work, most_again):
                 self._read_text(work)
@@ -109,7 +110,9 @@ class LlamaRecurrent(LlamaChains):
             self._compute_even(group)
             known |= {s: [row.copy() for row in rows] for s, rows in self._rows(group).items()}
         self._compute_even(last)
-        return InFlight(queries, lambda: {**known, **self._rows(last)}, self._launches)
+        return InFlight(
+            queries, lambda: {**known, **self._rows(last)}, self._launches, num_computed
+        )
 
     @property
     def traits(self) -> TargetTraits:
@@ -119,9 +122,6 @@ class LlamaRecurrent(LlamaChains):
     def max_draft(self) -> int:
         """Draft tokens of a query that can be scored, since they can be taken back."""
         return self.num_snapshots or (NUM_SNAPSHOTS if self._can_put_back() else 0)
-
-    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
-        return self.num_known(slot, text)
 
     def keep(self, slot: int) -> None:
         """Keep the state at the end of what a slot holds: a text that parts from what follows goes

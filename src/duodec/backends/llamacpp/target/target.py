@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.chains import LlamaChains
+from duodec.backends.llamacpp.target.copying import LEAST_COPIED, Holder, copy_text, pays
 from duodec.backends.llamacpp.target.heads import MOST_TOKENS, LlamaHead, Successors
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
-from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetCache, TargetTraits
 from duodec.core.verify import Verdict, propose
 
@@ -88,6 +88,9 @@ class LlamaTarget(Target):
                 if self._chains:
                     states = self._head.states(self._chains.handle, lambda entry: entry.seqs[0])
                     self._chains.states = states
+            # what lies behind a window is not written with a text, which may go back to it
+            has_both = bool(self._trees and self._chains)
+            self._copies_texts = has_both and not model.has_sliding_window
             # what a recurrent model can do is tried now, before there are texts
             only_chains = replace(self.traits, has_branches=False)
             self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)
@@ -99,7 +102,12 @@ class LlamaTarget(Target):
     def traits(self) -> TargetTraits:
         traits = TargetTraits() if self._trees or not self._chains else self._chains.traits
         num_mapped = 0 if self._model.is_read else self._model.num_bytes
-        traits = replace(traits, reads_in_chunks=True, num_mapped_bytes=num_mapped)
+        traits = replace(
+            traits,
+            reads_in_chunks=True,
+            copies_texts=self._copies_texts,
+            num_mapped_bytes=num_mapped,
+        )
         if self._head:
             traits = replace(traits, heads=self._head.name, num_heads=MOST_TOKENS)
         return traits
@@ -110,6 +118,9 @@ class LlamaTarget(Target):
         return self.with_proposals(queries, self._score(queries))
 
     def _score(self, queries: Sequence[Query]) -> list[Scores]:
+        if self._copies_texts:
+            for query in queries:
+                self._copy_known(query)
         chained = [query for query in queries if self._is_chained(query)]
         found: dict[int, Scores] = {}
         if self._chains and chained:
@@ -132,11 +143,6 @@ class LlamaTarget(Target):
         # other slots than the first would each need a context of their own
         is_first = is_only_one or reads_off_path or (is_alone and slot == 0)
         return self._caches[0 if is_first else _CHAINS]
-
-    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
-        if self._trees or not self._chains:
-            return num_shared
-        return self._chains.num_reusable(slot, text, num_shared)
 
     def use_threads(self, num_threads: int) -> None:
         """Threads of every forward pass. Where there is one slot, a prompt is read by all that it
@@ -180,6 +186,34 @@ class LlamaTarget(Target):
         return found
 
     # --- parts
+
+    def _copy_known(self, query: Query) -> None:
+        """Copy cells of a query's text from the cache that holds most of it, where that takes less
+        than to compute them in the one that scores the query."""
+        assert self._chains is not None
+        is_chained = self._is_chained(query)
+        own: Holder = self._chains if is_chained else self.trees(query.slot).context
+        text = query.text[:-1]
+        num_own = own.num_held(query.slot, text)
+        if len(text) - num_own < LEAST_COPIED:
+            return
+        slots = (query.slot, *(() if self._head else query.sources))  # a head saw its own slot's
+        held = [
+            (holder.num_held(slot, text), holder, slot)
+            for slot in slots
+            for holder in self._holders(slot)
+        ]
+        num, source, slot = max(held, key=lambda found: found[0])
+        if pays(num_own, num):
+            lib, known = self._model.lib, text[:num]
+            self._copies_texts = copy_text(lib, source, slot, own, query.slot, known)
+
+    def _holders(self, slot: int) -> Iterator[Holder]:
+        """The caches that hold a slot's texts."""
+        if self._chains:
+            yield self._chains
+        if slot in self._trees:
+            yield self._trees[slot].context
 
     def _follow(self, queries: Sequence[Query]) -> None:
         if self._head:

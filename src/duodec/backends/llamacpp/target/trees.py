@@ -21,6 +21,7 @@ class LlamaScores(Scores):
 
     query: Query
     rows: list[Row]
+    num_computed: int | None = None
     own: Proposed = field(default_factory=Proposed)  # by the target's head
 
     @property
@@ -77,7 +78,8 @@ class LlamaTrees:
         rows = self.context.rows(
             [RowQuery(q.slot, q.text, q.draft, tuple(range(len(q.draft) + 1))) for q in queries]
         )
-        return [LlamaScores(query, own) for query, own in zip(queries, rows, strict=True)]
+        found = zip(queries, rows, self.context.num_read, strict=True)
+        return [LlamaScores(query, own, num_read) for query, own, num_read in found]
 
     def close(self) -> None:
         self.context.close()
