@@ -34,7 +34,8 @@ from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import warn
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
-from duodec.machine.cores import CorePlan, available_cores
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.topology import Topology
 from duodec.methods.registry import method as method_named
 from duodec.models import resolve
 from duodec.planning.costs import Costs
@@ -115,14 +116,15 @@ def main(
 ) -> Figures:
     """The ratio of `auto` to `ar` for each adversary."""
     console = Console(stderr=True)
-    cores = available_cores()
+    topology = Topology.read()
+    cores = topology.cores
     found: dict[str, dict[str, float]] = {}
     chosen = [a for a in ADVERSARIES if only in a.name]
     with load(EngineConfig(draft=None)) as engine:
         conversations = {a.name: recordings(a, engine, data, limit) for a in chosen}
         vocabulary = engine.tokenizer
         assert isinstance(vocabulary, LlamaModel)
-        plan = CorePlan.make(cores, target_is_on_cpu=False)
+        plan = CorePlan.make(topology, target_is_on_cpu=False)
         real = LlamaRecipe(resolve("smollm2-draft").path, engine.num_context, len(plan.draft_cores))
         for adversary in chosen:
             drafter_cores = cores[:1] if adversary.is_on_one_core else plan.draft_cores

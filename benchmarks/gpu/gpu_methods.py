@@ -29,7 +29,9 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import open_drafter
 from duodec.loading.profile import LEAVES, step_s
 from duodec.loading.resolve import resolve_pair
-from duodec.machine.cores import CorePlan, available_cores, memory_nodes
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.cores import available_cores
+from duodec.machine.topology import Topology
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
 
@@ -72,12 +74,8 @@ def drafting(num_context: int, plan: CorePlan) -> Iterator[tuple[LlamaModel, Pro
 
 def core_plan(num_draft_threads: int | None = None) -> CorePlan:
     """Cores as a GPU leaves them; without one, what stands for it takes one core, too."""
-    cores = available_cores()
     return CorePlan.make(
-        cores,
-        target_is_on_cpu=False,
-        num_draft_threads=num_draft_threads,
-        nodes=memory_nodes(cores),
+        Topology.read(), target_is_on_cpu=False, num_draft_threads=num_draft_threads
     )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from fakes.hub import FakeHub
 from duodec.errors import BadOption, DownloadFailed, ModelNotFound, ModelUnreadable
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import draft_for, resolve_pair, resolve_target
-from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import check_folder, format_of, resolve, resolve_folder
 from duodec.models.downloads.hub import HubFile, forget
 
@@ -290,76 +287,3 @@ def test_a_profile_belongs_to_how_the_draft_is_computed(options: dict[str, Any])
     pair = {"target": str(resolve("smollm2-draft").path), "draft": "smollm2-draft"}
     keys = {resolve_pair(EngineConfig(**pair, **one)).profile_key for one in ({}, options)}
     assert len(keys) == 2
-
-
-# Cores
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Callable[..., tuple[tuple[int, ...], ...]]:
-    """Linux's folder of memory nodes, with these core lists."""
-
-    def made(cores: int, *lists: str) -> tuple[tuple[int, ...], ...]:
-        for number, text in enumerate(lists):
-            (tmp_path / f"node{number}").mkdir()
-            (tmp_path / f"node{number}" / "cpulist").write_text(f"{text}\n")
-        return memory_nodes(tuple(range(cores)), tmp_path)
-
-    return made
-
-
-Nodes = Callable[..., tuple[tuple[int, ...], ...]]
-
-
-def test_memory_nodes_are_read_as_linux_writes_them(nodes: Nodes) -> None:
-    assert nodes(6, "0-1,4", "", "2-3,5,8-9") == ((0, 1, 4), (2, 3, 5))
-
-
-def test_without_memory_nodes_all_cores_are_one(tmp_path: Path) -> None:
-    assert memory_nodes((0, 1), tmp_path / "none") == ((0, 1),)
-
-
-def test_beside_a_gpu_one_core_launches_and_the_drafter_stays_on_one_node(nodes: Nodes) -> None:
-    cores = tuple(range(24))
-    known = nodes(24, "0-11", "12-23")
-    plan = CorePlan.make(cores, target_is_on_cpu=False, nodes=known)
-    assert plan.draft_cores == tuple(range(16, 24))
-    assert 0 in plan.launch_cores
-    assert not set(plan.launch_cores) & set(plan.draft_cores)
-    assert (plan.target_alone, plan.target_beside, plan.shares_cores) == (1, 1, False)
-    assert set(CorePlan.make(cores, target_is_on_cpu=False, num_draft_threads=12,
-                             nodes=known).draft_cores) == set(range(12, 24))  # fmt: skip
-
-
-def test_a_drafter_larger_than_any_node_takes_what_there_is(nodes: Nodes) -> None:
-    plan = CorePlan.make(
-        tuple(range(8)), target_is_on_cpu=False, num_draft_threads=6, nodes=nodes(8, "0-3", "4-7")
-    )
-    assert plan.draft_cores == (2, 3, 4, 5, 6, 7)
-    assert plan.launch_cores == (0, 1)
-
-
-@pytest.mark.parametrize(("cores", "draft"), [((0,), (0,)), ((0, 1), (1,)), ((3, 5, 9), (5, 9))])
-def test_few_cores_are_shared_as_well_as_they_can(
-    cores: tuple[int, ...], draft: tuple[int, ...]
-) -> None:
-    plan = CorePlan.make(cores, target_is_on_cpu=False, nodes=(cores,))
-    assert plan.draft_cores == draft
-    assert plan.launch_cores[0] == cores[0]
-
-
-def test_a_target_on_the_cpu_leaves_a_quarter_to_the_draft() -> None:
-    plan = CorePlan.make(tuple(range(8)), target_is_on_cpu=True)
-    assert (plan.target_alone, plan.target_beside, plan.draft_cores) == (8, 6, (6, 7))
-    assert plan.shares_cores
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")
-def test_a_thread_keeps_to_its_cores_and_is_let_go() -> None:
-    every = available_cores()
-    try:
-        keep_to(every[:1])
-        assert available_cores() == every[:1]
-    finally:
-        keep_to(every)
-    assert available_cores() == every

@@ -11,7 +11,7 @@ from duodec.backends.placement import Placement
 from duodec.backends.translation.recipe import VocabularyRecipe
 from duodec.core.protocols import Target, Tokenizer
 from duodec.errors import ContextExceeded
-from duodec.machine.cores import CorePlan
+from duodec.machine.core_plan import CorePlan
 
 
 class OpenVocabulary(Tokenizer, Protocol):

@@ -157,7 +157,7 @@ class EngineConfig:
     threads: Annotated[
         int | None,
         Parameter(
-            "Cores to use; by default all that this process may use.",
+            "Threads of the target; by default one for each fast core that this process may use.",
             "Machine",
             ("--threads", "-t"),
             ge=1,
@@ -166,7 +166,7 @@ class EngineConfig:
     draft_threads: Annotated[
         int | None,
         Parameter(
-            "Cores for the draft model; by default a share of them.",
+            "Threads of the draft model; by default a share of the fast cores.",
             "Machine",
             ("--draft-threads", "-td"),
             ge=1,

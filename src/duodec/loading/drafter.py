@@ -17,7 +17,8 @@ from duodec.core.protocols import Tokenizer
 from duodec.errors import warn
 from duodec.loading.resolve import ResolvedPair
 from duodec.loading.vetting import vetted
-from duodec.machine.cores import CorePlan, available_cores
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.cores import available_cores
 from duodec.models.vocabularies import difference
 
 _SAMPLED_STRIDE = 16  # tokens compared at load; `duodec doctor` compares all of them

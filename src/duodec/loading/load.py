@@ -18,7 +18,9 @@ from duodec.loading.config import TORCH, EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
 from duodec.loading.vetting import vetted
-from duodec.machine.cores import CorePlan, CoreSharing, available_cores, keep_to, memory_nodes
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.cores import CoreSharing, available_cores, keep_to
+from duodec.machine.topology import Topology
 from duodec.planning.costs import Costs
 
 _NO_STATES = (
@@ -137,14 +139,13 @@ def draft_bytes(pair: ResolvedPair) -> int:
 def core_plan(pair: ResolvedPair, target: LoadedTarget) -> CorePlan:
     """How this target and its draft share the cores that this process may use: as a profile
     measured it to be best, if there is one."""
-    cores, config = available_cores(), pair.config
+    config = pair.config
     known = None if target.is_on_cpu else pair.profile
     return CorePlan.make(
-        cores,
+        Topology.read(),
         target_is_on_cpu=target.is_on_cpu,
         num_threads=config.threads,
         num_draft_threads=config.draft_threads or (known.draft_threads if known else None),
-        nodes=memory_nodes(cores),
     )
 
 
@@ -153,13 +154,7 @@ def another_drafter(
 ) -> ProcessDrafter:
     """Start another drafter with ``num_threads`` threads, to compare, for a target that computes
     elsewhere."""
-    cores = available_cores()
-    plan = CorePlan.make(
-        cores,
-        target_is_on_cpu=False,
-        num_draft_threads=num_threads,
-        nodes=memory_nodes(cores),
-    )
+    plan = CorePlan.make(Topology.read(), target_is_on_cpu=False, num_draft_threads=num_threads)
     drafter = open_drafter(pair, target, num_context, plan)
     drafter.wait_ready()
     return drafter

@@ -39,7 +39,8 @@ from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target
 from duodec.loading.resolve import resolve_target
-from duodec.machine.cores import CorePlan
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.topology import Topology
 from duodec.models import resolve
 
 WORDS = Grammar("regex", "( (one|two|three|four)){70,90}")  # so that drafts come true at times
@@ -270,7 +271,7 @@ def test_methods_that_score_branches_are_refused(model: LlamaModel) -> None:
 def test_a_hybrid_is_loaded_as_a_target_that_has_no_branches(path: Path) -> None:
     loaded = load_target(resolve_target(EngineConfig(target=str(path), draft=None, num_slots=2)))
     with closing(loaded.model):
-        plan = CorePlan.make((0,), target_is_on_cpu=True)
+        plan = CorePlan.make(Topology.flat((0,)), target_is_on_cpu=True)
         with closing(loaded.start(128, plan)) as target:
             assert target.traits.is_recurrent
             assert not target.traits.has_branches

@@ -27,6 +27,7 @@ from duodec.integrations.vllm.opening import Engine, Host, OpenDrafter, draft_co
 from duodec.integrations.vllm.proposer import counters
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
+from duodec.machine.topology import Topology
 from duodec.models import resolve
 from duodec.models.vocabularies import difference
 
@@ -238,7 +239,7 @@ def test_a_bad_file_is_told_with_a_remedy(tmp_path: Path, text: str, words: str)
 
 
 def test_the_drafter_gets_cores_that_vllm_leaves() -> None:
-    cores = tuple(range(32))
+    cores = Topology.flat(tuple(range(32)))
     assert draft_cores(Settings(), Host(num_workers=4), cores) == tuple(range(24, 32))
     assert draft_cores(Settings(threads=2), Host(), cores) == (30, 31)
     assert draft_cores(Settings(cores=(0,)), Host(is_on_cpu=True), cores) == (0,)
@@ -253,7 +254,7 @@ def test_the_drafter_gets_cores_that_vllm_leaves() -> None:
 )
 def test_too_few_cores_are_told(host: Host, words: str) -> None:
     with pytest.raises(BadOption, match=words):
-        draft_cores(Settings(), host, tuple(range(8)))
+        draft_cores(Settings(), host, Topology.flat(tuple(range(8))))
 
 
 def test_memory_is_shared_by_texts() -> None:

@@ -21,8 +21,10 @@ from duodec.backends.loaded import LoadedTarget, checked_context
 from duodec.backends.placement import Placement
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, warn
 from duodec.machine.busy import SpareCores
-from duodec.machine.cores import CorePlan, available_cores
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.cores import available_cores
 from duodec.machine.memory import available_bytes
+from duodec.machine.topology import Topology
 
 _ONE_CARD = 8192  # tokens of context that one GPU must hold to be enough, where nobody says more
 _SPARE = 1.1  # of what is estimated
@@ -224,7 +226,7 @@ def padded_rows(
             )
         return 0
     if not config.rows:
-        return choice_for(model, num_threads=config.threads or len(available_cores())).num_rows
+        return choice_for(model, num_threads=config.threads or len(Topology.read().fast)).num_rows
     if config.rows > (most := most_rows(model)) and not config.fast:
         on_warning(
             f"rows is {config.rows}, and this model's flash attention computes {most} at once: "

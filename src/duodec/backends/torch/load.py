@@ -22,7 +22,7 @@ from duodec.backends.torch.heads.medusa import Medusa
 from duodec.backends.torch.heads.states import HeadModel
 from duodec.backends.torch.target import TorchTarget
 from duodec.errors import ModelUnreadable, warn
-from duodec.machine.cores import CorePlan
+from duodec.machine.core_plan import CorePlan
 
 _HEADS: Mapping[str, Callable[[HeadFiles, Network], HeadModel]] = {
     "medusa_num_heads": Medusa,

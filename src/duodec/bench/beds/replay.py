@@ -30,7 +30,8 @@ from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.resolve import resolve_pair
-from duodec.machine.cores import CorePlan, available_cores
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.topology import Topology
 from duodec.methods.method import Method
 from duodec.planning.costs import Costs
 
@@ -153,8 +154,9 @@ def replay_stage(
 ) -> Iterator[Stage]:
     """Load the pair, its target replayed."""
     with ExitStack() as stack:
-        cores = available_cores()
-        plan = CorePlan.make(cores, target_is_on_cpu=False, num_draft_threads=config.draft_threads)
+        plan = CorePlan.make(
+            Topology.read(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
+        )
         pair = resolve_pair(config)
         engine = stack.enter_context(load(pair.without_draft()))
         model = engine.tokenizer
@@ -163,7 +165,7 @@ def replay_stage(
             drafter = open_drafter(pair, cast(SentVocabulary, model), engine.num_context, plan)
             stack.callback(drafter.close)
             drafter.wait_ready()
-        rest = tuple(core for core in cores if core not in plan.draft_cores) or cores
-        parts = Parts(model, engine.num_context, drafter, engine.datastore, sampling, rest)
+        cores = plan.launch_cores
+        parts = Parts(model, engine.num_context, drafter, engine.datastore, sampling, cores)
         bed = ReplayBed(parts, curve)
         yield Stage(engine, lambda method: bed)

@@ -41,7 +41,8 @@ from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, recipe_for
 from duodec.loading.resolve import resolve_pair
-from duodec.machine.cores import CorePlan, available_cores
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.topology import Topology
 from duodec.methods.method import Method
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
@@ -116,7 +117,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
     with load(pair.without_draft()) as engine:
         vocabulary = engine.tokenizer
         cores = CorePlan.make(
-            available_cores(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
+            Topology.read(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
         ).draft_cores
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
         model, table = None, None

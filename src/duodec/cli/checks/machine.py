@@ -14,7 +14,7 @@ from duodec.cli.checks import Check
 from duodec.cli.spelling import as_options
 from duodec.errors import BackendUnavailable
 from duodec.loading.config import LLAMA_CPP, TORCH
-from duodec.machine.cores import CorePlan
+from duodec.machine.core_plan import CorePlan
 from duodec.machine.install import extra_command
 
 

@@ -22,7 +22,7 @@ from duodec.core.rows import check_finite
 from duodec.core.sampling.sampler import Tokens
 from duodec.errors import BadOption
 from duodec.loading.drafter import recipe_for
-from duodec.machine.cores import CorePlan
+from duodec.machine.core_plan import CorePlan
 from duodec.models.discovery import Candidate
 
 if TYPE_CHECKING:

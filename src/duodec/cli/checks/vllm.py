@@ -17,7 +17,7 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
     """Run the checks of `duodec doctor --vllm`."""
     from duodec.integrations.vllm import opening
     from duodec.integrations.vllm.vocabulary import draft_facts
-    from duodec.machine.cores import available_cores
+    from duodec.machine.topology import Topology
     from duodec.models import resolve, resolve_folder
     from duodec.models.folders import read_json
     from duodec.models.vocabularies import difference
@@ -43,8 +43,9 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
 
     def cores() -> str:
         host = opening.Host(is_on_cpu=not gpu_is_there())
-        chosen = opening.draft_cores(settings, host, available_cores())
-        return f"the drafter's: {', '.join(map(str, chosen))} of {len(available_cores())}"
+        topology = Topology.read()
+        chosen = opening.draft_cores(settings, host, topology)
+        return f"the drafter's: {', '.join(map(str, chosen))} of {len(topology.cores)}"
 
     check("vLLM", lambda: f"{opening.check_version()}, which is tested")
     if settings.has_draft:

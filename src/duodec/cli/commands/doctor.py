@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from duodec.backends.loaded import LoadedTarget
     from duodec.cli.checks.payoff import Speed
     from duodec.loading.resolve import ResolvedPair
-    from duodec.machine.cores import CorePlan
+    from duodec.machine.core_plan import CorePlan
     from duodec.models import ModelFile
 
 EPILOG = """

@@ -19,8 +19,9 @@ from duodec.backends.translation.recipe import TranslatedRecipe
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
-from duodec.machine.cores import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
+from duodec.machine.cores import MOST_DRAFT_THREADS, Cores
 from duodec.machine.install import install_command
+from duodec.machine.topology import Topology
 from duodec.models import resolve
 from duodec.models.vocabularies import difference
 
@@ -108,8 +109,9 @@ class Engine:
         )
 
 
-def draft_cores(settings: Settings, host: Host, cores: Cores, nodes: Sequence[Cores] = ()) -> Cores:
+def draft_cores(settings: Settings, host: Host, topology: Topology) -> Cores:
     """The cores of this engine's drafter. Raises BadOption if none are left."""
+    cores, nodes = topology.cores, topology.nodes
     if settings.cores:
         if missing := set(settings.cores) - set(range(os.cpu_count() or 1)):
             raise BadOption(f"there is no core {min(missing)}; correct {PREFIX}CORES")
@@ -120,7 +122,9 @@ def draft_cores(settings: Settings, host: Host, cores: Cores, nodes: Sequence[Co
             "and leave them out of VLLM_CPU_OMP_THREADS_BIND"
         )
     num_busy = host.num_engines * host.num_workers + _OWN_PROCESSES
-    spare = [core for node in nodes or (cores,) for core in node][num_busy:]
+    busy = topology.with_siblings(_by_node(topology.fast, nodes)[:num_busy])
+    fast = tuple(core for core in _by_node(topology.fast, nodes) if core not in busy)
+    spare = fast if len(fast) >= host.num_engines else _by_node(cores, nodes)[num_busy:]
     share = len(spare) // host.num_engines
     count = min(settings.threads or MOST_DRAFT_THREADS, share)
     if not count:
@@ -130,6 +134,11 @@ def draft_cores(settings: Settings, host: Host, cores: Cores, nodes: Sequence[Co
         )
     end = len(spare) - host.engine * share
     return tuple(spare[end - count : end])
+
+
+def _by_node(cores: Cores, nodes: Sequence[Cores]) -> Cores:
+    """The cores in the order of the memory near them."""
+    return tuple(core for node in nodes for core in node if core in cores)
 
 
 def num_window(settings: Settings, facts: DraftFacts, num_texts: int, max_length: int) -> int:
@@ -175,8 +184,7 @@ class OpenDrafter:
 def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
     """Open the drafter and load its model. Raises what is wrong with it, or with the pair."""
     path = resolve(settings.draft).path
-    every = available_cores()
-    cores = draft_cores(settings, engine.host, every, memory_nodes(every))
+    cores = draft_cores(settings, engine.host, Topology.read())
     facts = draft_facts(path)
     num_texts = min(settings.texts, engine.max_rows)
     window = num_window(settings, facts, num_texts, engine.max_length)

@@ -27,7 +27,7 @@ from duodec.core.rows import Row
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import DraftTraits, Parallel
-from duodec.machine.cores import available_cores
+from duodec.machine.topology import Topology
 
 NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST  # of a draft's cache, for each text beyond its window
 _DRAFT_SEQUENCES = 128  # leaves of a tree that a draft grows
@@ -65,7 +65,7 @@ class LlamaDraftModel(DraftModel):
         self._masks = Masks(model)
         self._num_positions = model.num_context_train - MAX_WIDTH
         most = min(max_window or DEFAULT_WINDOW, num_context, self._num_positions)
-        self._num_threads = num_threads
+        self._num_threads, self._most_threads = num_threads, len(Topology.read().fast)
         self._is_alone = False  # the target waits, on whose cores this computes
         self.clock: Callable[[], float] = perf_counter
         self.window = Window(max(most, LEAST_WINDOW), model.num_params)
@@ -175,10 +175,10 @@ class LlamaDraftModel(DraftModel):
         return self._masks.mask(grammar)
 
     def compute_alone(self, is_alone: bool) -> None:
-        """Compute on all cores of this process and read texts whole, or on the draft model's share
+        """Compute on all fast cores of this process and read texts whole, or on the draft model's share
         of the cores, and long texts from their ends."""
         self._is_alone = is_alone
-        self.context.num_threads = len(available_cores()) if is_alone else self._num_threads
+        self.context.num_threads = self._most_threads if is_alone else self._num_threads
 
     @property
     def on_chunk(self) -> Callable[[], None]:
