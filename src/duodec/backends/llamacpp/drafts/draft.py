@@ -175,7 +175,7 @@ class LlamaDraftModel(DraftModel):
         return self._masks.mask(grammar)
 
     def compute_alone(self, is_alone: bool) -> None:
-        """Compute on all fast cores of this process and read texts whole, or on the draft model's share
+        """Compute on all fast cores and read texts whole, or on the draft model's share
         of the cores, and long texts from their ends."""
         self._is_alone = is_alone
         self.context.num_threads = self._most_threads if is_alone else self._num_threads
