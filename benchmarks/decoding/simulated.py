@@ -37,6 +37,7 @@ from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates, DraftModel
 from duodec.core.round import Stats
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.traits import Widths
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import resolve_pair
 from duodec.methods.method import Method
@@ -205,7 +206,7 @@ def main(
             own_plan = replace(plan, simulate_ms=given, simulate_as=shape or "tree")
             curve = own_plan.latency(base.host)
             step_s = num_bytes / _bytes_a_second(bandwidth) + launch_ms / 1e3
-            as_wanted = replace(curve.shape, name="chain", num_rows=None, has_branches=False)
+            as_wanted = replace(curve.shape, name="chain", widths=Widths(), has_branches=False)
             heads_s = heads_share * curve.forward.seconds(1)
             own = replace(base, curve=curve, host=replace(base.host, heads=heads_s))
             runs[text] = Runs(

@@ -7,7 +7,7 @@ import pytest
 from fakes.decoding import Session, decode_rounds, plain_text
 
 from duodec.backends.curves import CostCurve, published
-from duodec.backends.llamacpp.target.row_choice import WIDTHS, RowChoice
+from duodec.backends.llamacpp.target.width_choice import WIDTHS, WidthChoice
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds.host import HostPrices, measured
 from duodec.bench.beds.latency import LatencyCurve
@@ -23,6 +23,7 @@ from duodec.bench.plan import BenchPlan
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.traits import Widths
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method
 
@@ -47,7 +48,8 @@ def test_a_tree_has_as_many_rows_as_are_wanted() -> None:
 
 def test_torch_takes_passes_of_one_number_of_rows() -> None:
     torch = shape("torch")
-    assert (torch.num_rows, torch.has_branches, torch.draws_on_device) == (TORCH_ROWS, True, True)
+    assert torch.widths == Widths.only(TORCH_ROWS)
+    assert (torch.has_branches, torch.draws_on_device) == (True, True)
     assert [torch.num_computed(n) for n in (1, 32, 33, 81)] == [32, 32, 64, 96]
     assert torch.seconds(SLOPE, 1) == torch.seconds(SLOPE, 32) == SLOPE.seconds(32)
     assert torch.seconds(SLOPE, 81) == 3 * SLOPE.seconds(32)
@@ -65,16 +67,25 @@ def test_the_rows_of_torch_are_those_of_the_backend() -> None:
 @pytest.mark.parametrize("name", sorted(published()))
 def test_llama_cpp_has_the_rows_that_it_would_choose(name: str) -> None:
     curve = published()[name]
-    choice = RowChoice.of({n: curve.seconds(n) for n in WIDTHS})
+    choice = WidthChoice({n: curve.seconds(n) for n in WIDTHS}, [(n,) for n in WIDTHS])
     chosen = shape("llama.cpp", curve)
-    assert chosen.num_rows == choice.num_rows
+    assert chosen.widths == choice.widths == Widths.only(choice.fastest)
     assert not chosen.has_branches
 
 
 def test_copies_of_rows_count_where_rows_are_chosen() -> None:
     flat = CostCurve.parse("4")
-    assert Shape.parse("llama.cpp", flat).num_rows == 32
-    assert Shape.parse("llama.cpp", flat, 1e-4).num_rows == 8
+    assert Shape.parse("llama.cpp", flat).widths.most == 32
+    assert Shape.parse("llama.cpp", flat, 1e-4).widths.most == 7
+
+
+def test_widths_that_agree_pad_to_the_next_of_them() -> None:
+    found = shape("llama.cpp:4+1+2")
+    assert found.widths == Widths((1, 2, 4))
+    assert [found.num_computed(n) for n in (1, 2, 3, 4)] == [1, 2, 4, 4]
+    assert found.seconds(SLOPE, 1) == SLOPE.seconds(1)
+    assert found.max_draft == 3
+    assert "1, 2 or 4 rows a pass" in found.words
 
 
 def test_fixed_rows_are_chains_that_are_cut() -> None:
@@ -97,6 +108,8 @@ def test_fixed_rows_are_chains_that_are_cut() -> None:
         "chain:8",
         "llama.cpp:0",
         "llama.cpp:129",
+        "llama.cpp:1+",
+        "llama.cpp:1,2",
         "torch:-1",
     ],
 )
@@ -171,7 +184,7 @@ def test_padding_is_copied_too() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("text", ["tree", "chain", "torch", "llama.cpp:8"])
+@pytest.mark.parametrize("text", ["tree", "chain", "torch", "llama.cpp:8", "llama.cpp:1+2+8"])
 def test_every_method_says_the_same_on_every_shape(name: str, text: str) -> None:
     bed = target_of(text, PRICES)
     assert bed.traits.has_branches == (text in ("tree", "torch"))
@@ -187,7 +200,7 @@ def test_every_method_says_the_same_on_every_shape(name: str, text: str) -> None
     rounds = list(decode_rounds(method(name), session))
     assert np.array_equal(session.text, bed.recording)
     assert sum(done.end_s - done.start_s for done in rounds) <= bed.clock()
-    if text == "llama.cpp:8":
+    if text.startswith("llama.cpp"):
         assert all(done.num_accepted <= 7 for done in rounds)
 
 

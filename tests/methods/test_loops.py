@@ -38,7 +38,7 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
 from duodec.core.round import Round, Stats
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
-from duodec.core.traits import TargetTraits
+from duodec.core.traits import TargetTraits, Widths
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
@@ -571,7 +571,7 @@ def test_what_plain_decoding_takes_is_inferred_where_drafts_fill_padding(
     monkeypatch.setattr(Governor, "infer_plain", lambda _, seconds: inferred.append(seconds))
 
     class Padded(Chains):
-        traits = TargetTraits(has_branches=False, num_rows=num_rows)
+        traits = TargetTraits(has_branches=False, widths=Widths.only(num_rows))
 
     model = TableModel(seed=7)
     drafter = InlineDrafter(replace(model, noise=0.3).load())

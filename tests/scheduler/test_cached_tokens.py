@@ -20,6 +20,7 @@ from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.tree_cache import Entry
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.traits import Widths
 from duodec.llm import LLM
 from duodec.models import resolve
 from duodec.scheduler.outputs import Done
@@ -37,9 +38,10 @@ class Counted:
                 self._count(monkeypatch, kind, "_decode", 0)
         take_pass = LlamaPadded._pass
 
-        def unpadded(target: LlamaPadded, slot: int, begin: int, tokens: Sequence[int]) -> None:
-            self.num -= target.num_rows - len(tokens)
-            take_pass(target, slot, begin, tokens)
+        def unpadded(target: LlamaPadded, slot: int, begin: int, tokens: Sequence[int]) -> int:
+            num_rows = take_pass(target, slot, begin, tokens)
+            self.num -= num_rows - len(tokens)
+            return num_rows
 
         monkeypatch.setattr(LlamaPadded, "_pass", unpadded)
 
@@ -84,7 +86,11 @@ KINDS = {"dense": 0, "padded": 8, "hybrid": 0}  # rows of every forward pass
 
 def llm_of(model: LlamaModel, vocabulary: LlamaModel, kind: str, num_slots: int) -> LLM:
     target = LlamaTarget(
-        model, num_context=NUM_CONTEXT, num_threads=1, num_slots=num_slots, num_rows=KINDS[kind]
+        model,
+        num_context=NUM_CONTEXT,
+        num_threads=1,
+        num_slots=num_slots,
+        widths=Widths.only(KINDS[kind]),
     )
     llm = LLM(target, vocabulary, NUM_CONTEXT)
     llm.num_slots = num_slots

@@ -16,6 +16,7 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.tree_cache import Entry
 from duodec.core.protocols import Target
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.traits import Widths
 from duodec.llm import LLM
 from duodec.models import resolve
 
@@ -51,7 +52,9 @@ def test_a_padded_target_reads_a_prompt_once(
     path = write_gguf(tmp_path / "made.gguf", SHAPES["tiny"], "Q8_0")
     with (
         closing(LlamaModel(path)) as model,
-        closing(LlamaTarget(model, num_context=2200, num_threads=1, num_rows=8)) as target,
+        closing(
+            LlamaTarget(model, num_context=2200, num_threads=1, widths=Widths.only(8))
+        ) as target,
     ):
         read_in_parts(target, vocabulary, PROMPT, 512)
     num_parts = 5

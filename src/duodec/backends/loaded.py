@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.placement import Placement
 from duodec.backends.translation.recipe import VocabularyRecipe
 from duodec.core.protocols import Target, Tokenizer
+from duodec.core.traits import Widths
 from duodec.errors import ContextExceeded
 from duodec.machine.core_plan import CorePlan
 
@@ -69,7 +70,7 @@ class LoadedTarget:
     start: Callable[[int, CorePlan], RunningTarget]
     place: str  # for people: its backend, device and number format
     free_bytes: Callable[[], int] | None = None  # of its own device's memory, if known
-    num_padded: int = 1  # rows that a forward pass pads to
+    widths: Widths = field(default_factory=Widths)  # rows of a forward pass that continues a text
     footprint: Footprint | None = None  # if it was estimated before loading
 
     @property

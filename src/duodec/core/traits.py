@@ -7,6 +7,44 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class Widths:
+    """Rows that a forward pass may have; empty: as many as are wanted.
+
+    A row has the same bits in a pass of each of these widths, so that a text does not depend on
+    how many tokens were drafted.
+    """
+
+    each: tuple[int, ...] = ()  # ascending
+
+    @classmethod
+    def only(cls, num_rows: int) -> Widths:
+        """Every pass has so many rows; 0: as many as are wanted."""
+        return cls((num_rows,) if num_rows else ())
+
+    def __bool__(self) -> bool:
+        return bool(self.each)
+
+    @property
+    def most(self) -> int:
+        """Rows of the widest pass; 0: there is no limit."""
+        return self.each[-1] if self.each else 0
+
+    def padded(self, num_rows: int) -> int:
+        """Rows of the pass that computes so many, which fit in one."""
+        return next((width for width in self.each if width >= num_rows), num_rows)
+
+    def passes(self, num_rows: int) -> list[int]:
+        """The passes that compute so many rows, by their widths."""
+        if not self.each or num_rows <= self.most:
+            return [self.padded(num_rows)]
+        return [self.most, *self.passes(num_rows - self.most)]
+
+    def __str__(self) -> str:
+        numbers = [str(width) for width in self.each]
+        return " or ".join(filter(None, (", ".join(numbers[:-1]), *numbers[-1:])))
+
+
+@dataclass(frozen=True)
 class TargetTraits:
     """What a target can do and how; fixed once it is loaded."""
 
@@ -14,7 +52,7 @@ class TargetTraits:
     max_draft: int = sys.maxsize  # draft tokens of a query; 0 where no state can be taken back
     launches: bool = False  # computes a forward pass while the caller goes on
     keeps_candidates: bool = False  # to keep a row's takes less than to find them: `Scores.keep`
-    num_rows: int = 1  # that a forward pass is padded to a multiple of
+    widths: Widths = field(default_factory=Widths)  # rows of a forward pass, padding included
     is_recurrent: bool = False  # some of its layers keep a state, which has no branches
     reads_in_chunks: bool = False  # calls ``on_chunk`` between two chunks of a text it prefills
     pace_s: float = 0.0  # that each forward pass is slowed to, for a demo; 0: it is not
@@ -31,7 +69,7 @@ class TargetTraits:
     def num_continued(self) -> int:
         """Tokens at the end of a text that are no part of its blocks: one where it is computed in a
         padded chain, with the rows behind it."""
-        return int(self.num_rows > 1 and not self.has_branches)
+        return int(self.widths.most > 1 and not self.has_branches)
 
 
 @dataclass(frozen=True)

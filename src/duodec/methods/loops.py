@@ -13,6 +13,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import NUM_CANDIDATES, Drafted, HeadPlan, Plan, Scores
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.traits import Widths
 from duodec.core.verify import Rule, keyed, verify
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest
@@ -120,8 +121,8 @@ def streaming(
         if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
-            if sources != Sources.NONE and 0 < len(draft) < request.traits.num_rows:
-                governor.infer_plain(forward.duration_s)  # it was padded to as many rows
+            if sources != Sources.NONE and draft and costs_no_rows(draft, request.traits.widths):
+                governor.infer_plain(forward.duration_s)
         selector.finish_forward(
             offer,
             done.tokens,
@@ -130,6 +131,11 @@ def streaming(
             forward.scores.proposed().tree if heads else CandidateTree(),
         )
     texts.memory.decoding.observe(decoding_s, 1)
+
+
+def costs_no_rows(draft: Draft, widths: Widths) -> bool:
+    """Whether a pass without the draft would have been padded to as many rows."""
+    return bool(widths) and widths.padded(1) == widths.padded(len(draft) + 1)
 
 
 def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:

@@ -26,13 +26,14 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.checks import row_trial
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import row_choice
+from duodec.backends.llamacpp.target import width_choice
 from duodec.backends.llamacpp.target.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.traits import Widths
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded, ModelUnreadable
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target
@@ -41,6 +42,7 @@ from duodec.loading.resolve import resolve_target
 pytestmark = [pytest.mark.device, pytest.mark.timeout(1800)]  # a busy machine takes its time
 KINDS = ("F16", "Q8_0")  # docs/exactness.md has figures of more of them
 NUM_ROWS, NUM_PROMPT, NUM_TEXT = 8, 244, 252  # across the cells that a pass is shown more of
+WIDTHS = Widths.only(NUM_ROWS)
 TEMPERATURES = (0.0, 0.8)
 CASES = [  # the published rule is exact in distribution: its text is plain decoding's at 0 only
     (name, temperature)
@@ -88,7 +90,7 @@ def query(text: Tokens, num_prompt: int, draft: tuple[int, ...] = (), slot: int 
 
 def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaPadded:
     return LlamaPadded(
-        model, num_rows=NUM_ROWS, num_context=640, num_threads=1, num_slots=num_slots, **more
+        model, widths=WIDTHS, num_context=640, num_threads=1, num_slots=num_slots, **more
     )
 
 
@@ -166,7 +168,7 @@ def test_the_caller_goes_on_while_the_device_computes(path: Path) -> None:
     """Most of a pass is waited for when its rows are read, not when it is launched."""
     with closing(LlamaModel(path)) as model:
         text, launching, reading = words(20), [], []
-        target = LlamaTarget(model, num_context=512, num_threads=1, num_rows=NUM_ROWS)
+        target = LlamaTarget(model, num_context=512, num_threads=1, widths=WIDTHS)
         assert target.traits.launches
         with closing(target):
             for _ in range(6):
@@ -329,10 +331,10 @@ def test_the_choice_of_rows_is_kept(
     model: LlamaModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
-    first = row_choice.choice_for(model, num_threads=1)
-    assert first.num_rows in first.seconds
-    monkeypatch.setattr(row_choice, "measure", lambda *_, **__: pytest.fail("measured anew"))
-    assert row_choice.choice_for(model, num_threads=1) == first
+    first = width_choice.choice_for(model, num_threads=1)
+    assert set(first.widths.each) <= set(first.seconds)
+    monkeypatch.setattr(width_choice, "measure", lambda *_, **__: pytest.fail("measured anew"))
+    assert width_choice.choice_for(model, num_threads=1) == first
 
 
 def test_a_target_says_where_it_computes(path: Path, device: devices.Device) -> None:
@@ -341,7 +343,7 @@ def test_a_target_says_where_it_computes(path: Path, device: devices.Device) -> 
     with closing(loaded.model):
         assert loaded.placement is Placement.ELSEWHERE
         assert device.name in loaded.place
-        assert f"{loaded.num_padded} rows" in loaded.place
+        assert f"{loaded.widths} rows" in loaded.place
 
 
 @pytest.mark.parametrize("name", ["cuda:7", "vulkan:7", "Vulkan7", "sycl"])
@@ -392,7 +394,9 @@ def test_a_failed_pass_ends_one_request(model: LlamaModel, monkeypatch: pytest.M
 
 def test_a_text_longer_than_the_cache_is_one_line(model: LlamaModel) -> None:
     with (
-        closing(LlamaPadded(model, num_rows=8, num_context=256, num_threads=1)) as target,
+        closing(
+            LlamaPadded(model, widths=Widths.only(8), num_context=256, num_threads=1)
+        ) as target,
         pytest.raises(ContextExceeded, match="`context`"),
     ):
         target.score([query(words(600), 600)])
@@ -427,7 +431,9 @@ def test_a_device_named_twice_is_one_line(path: Path, device: devices.Device) ->
 @pytest.mark.parametrize(("num_rows", "depth"), [(2, 100), (NUM_ROWS, 4000), (32, 1000)])
 def test_a_trial_finds_padded_rows_exact(model: LlamaModel, num_rows: int, depth: int) -> None:
     num_context = depth + num_rows
-    trial = row_trial.try_rows(model, num_rows=num_rows, num_threads=1, num_context=num_context)
+    trial = row_trial.try_rows(
+        model, widths=Widths.only(num_rows), num_threads=1, num_context=num_context
+    )
     assert trial.is_exact, trial.worst
     tried = {
         "2 rows",
@@ -440,6 +446,6 @@ def test_a_trial_finds_padded_rows_exact(model: LlamaModel, num_rows: int, depth
 
 def test_a_trial_finds_what_moves(model: LlamaModel) -> None:
     """Passes that several texts share, on a device whose kernels differ by their rows."""
-    trial = row_trial.try_rows(model, num_rows=NUM_ROWS, num_threads=1, is_width_exact=False)
+    trial = row_trial.try_rows(model, widths=WIDTHS, num_threads=1, is_width_exact=False)
     name, most = trial.worst
     assert trial.is_exact == (most == 0), name

@@ -25,6 +25,7 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
+from duodec.core.traits import Widths
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ComputeFailed, ModelUnreadable
 from duodec.llm import load
@@ -75,7 +76,7 @@ def model(path: Path) -> Iterator[LlamaModel]:
 def target_of(model: LlamaModel, num_rows: int = 0, head: Any = Counted, **sizes: Any) -> Any:
     sizes = {**SIZES, **sizes}
     kinds = {"open_head": lambda _: head(model, **sizes)} if head else {}
-    return LlamaTarget(model, num_rows=num_rows, **sizes, **kinds)
+    return LlamaTarget(model, widths=Widths.only(num_rows), **sizes, **kinds)
 
 
 def rounds(target: LlamaTarget, text: Tokens, num_rounds: int) -> tuple[Tokens, int]:

@@ -15,19 +15,21 @@ import pytest
 from fakes.tiny_models import write_dense
 
 from duodec.backends.llamacpp.checks.row_trial import RowTrial, try_rows
-from duodec.backends.llamacpp.load import padded_rows
+from duodec.backends.llamacpp.load import chosen_widths
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import row_choice
+from duodec.backends.llamacpp.target import width_choice
 from duodec.backends.llamacpp.target.chains import NUM_BATCH, LlamaChains
 from duodec.backends.llamacpp.target.padded import NUM_PIECE, LlamaPadded
-from duodec.backends.llamacpp.target.row_choice import WIDTHS, RowChoice, measure, most_rows
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
+from duodec.backends.llamacpp.target.width_choice import WidthChoice, measure
+from duodec.backends.llamacpp.target.width_classes import agreeing
 from duodec.backends.placement import Placement
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler
+from duodec.core.traits import Widths
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target
@@ -41,19 +43,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
         yield m
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 32, 64])
-def test_a_pass_crosses_no_step_of_the_cells(num_rows: int) -> None:
+@pytest.mark.parametrize("each", [(1,), (8,), (32,), (64,), (1, 2, 4), (3, 5, 6, 8), (1, 16, 32)])
+def test_a_pass_crosses_no_step_of_the_cells(each: tuple[int, ...]) -> None:
     target = LlamaPadded.__new__(LlamaPadded)
-    target.num_rows = num_rows
+    target.widths = Widths(each)
+    most = each[-1]
 
     def shown(position: int) -> int:
-        return -(-(position + num_rows) // 256)
+        """To a row, whatever the width of its pass."""
+        return -(-(position + most) // 256)
 
     for begin in range(600):
         room = target._room(begin)
-        assert 1 <= room <= num_rows
+        assert 1 <= room <= most
         assert len({shown(begin + i) for i in range(room)}) == 1
-        assert room == num_rows or shown(begin + room) > shown(begin)
+        assert room == most or shown(begin + room) > shown(begin)
+        for num_tokens in range(1, room + 1):
+            width = target._width(begin, num_tokens)
+            assert width in each
+            assert width >= num_tokens
+            assert -(-(begin + width) // 256) == shown(begin)
+            if shown(begin) == -(-(begin + each[0]) // 256):
+                assert width == target.widths.padded(num_tokens), "no more padding than needed"
 
 
 def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
@@ -70,7 +81,9 @@ def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
     monkeypatch.setattr(LlamaPadded, "_decode", spy)
     text = np.random.default_rng(0).integers(0, 512, 2 * NUM_PIECE + 30).astype(np.int32)
     sampler = replace(Sampler(), num_prompt_tokens=NUM_PIECE + 20)
-    with closing(LlamaPadded(model, num_rows=8, num_context=640, num_threads=1)) as target:
+    with closing(
+        LlamaPadded(model, widths=Widths.only(8), num_context=640, num_threads=1)
+    ) as target:
         for length, draft in ((NUM_PIECE + 20, (1, 2, 3)), (NUM_PIECE + 22, ()), (len(text), ())):
             target.score([Query(0, text[:length], Draft.chain(draft), sampler)])
         again = replace(sampler, num_prompt_tokens=len(text))
@@ -81,6 +94,9 @@ def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
     ]  # fmt: skip
     passes = [one for one in seen if one[2]]
     assert {one[1:] for one in passes} == {(8, 8)}
+
+
+MEASURED = (2, 4, 8, 16, 32)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +113,98 @@ def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
 def test_rows_are_chosen_by_the_tokens_a_second_that_they_yield(
     milliseconds: tuple[float, ...], wanted: int
 ) -> None:
-    seconds = dict(zip(WIDTHS, milliseconds, strict=True))
-    assert RowChoice.of(seconds).num_rows == wanted
+    seconds = dict(zip(MEASURED, milliseconds, strict=True))
+    choice = WidthChoice(seconds, [(n,) for n in MEASURED])
+    assert choice.widths == Widths.only(wanted)
+    assert choice.fastest == wanted
+
+
+@pytest.mark.parametrize(
+    ("classes", "wanted"),
+    [
+        ([(1, 2, 4), (8, 16)], (1, 2, 4)),  # plain decoding pays for no padding
+        ([(1, 2), (4,), (8, 16)], (4,)),
+        ([(1,), (2, 4, 8, 16)], (2, 4, 8, 16)),
+        ([(1,), (16,)], (1,)),
+    ],
+)
+def test_of_widths_that_agree_the_best_class_is_chosen(
+    classes: list[tuple[int, ...]], wanted: tuple[int, ...]
+) -> None:
+    seconds = {1: 6.6, 2: 7.1, 4: 8.5, 8: 13.7, 16: 15.0}
+    assert WidthChoice(seconds, classes).widths == Widths(wanted)
+
+
+def test_widths_that_agree_are_found_by_computing_them(model: LlamaModel) -> None:
+    assert agreeing(model, (1, 2, 5, 8), num_threads=1, depths=(100, 300)) == [(1, 2, 5, 8)]
+
+
+@pytest.mark.parametrize(
+    ("moves", "wanted"),
+    [
+        (lambda width, row: 0, [(1, 2, 3, 5, 8)]),
+        (lambda width, row: width > 4, [(1, 2, 3), (5, 8)]),
+        (lambda width, row: width == 1, [(1,), (2, 3, 5, 8)]),
+        (lambda width, row: width == 8 and row == 6, [(1, 2, 3, 5)]),
+        (lambda width, row: width == 3 and row == 1, [(1, 2, 5, 8)]),
+        (lambda width, row: width, [(1,), (2,), (3,), (5,), (8,)]),
+    ],
+)
+def test_a_width_whose_rows_move_is_in_no_class_with_others(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, moves: Any, wanted: list[tuple[int, ...]]
+) -> None:
+    rows = LlamaPadded._rows
+
+    def moving(target: LlamaPadded, begun: Any) -> list[np.ndarray]:
+        places = range(begun.first_row, begun.first_row + 1 + begun.num_drafted)
+        found = zip(rows(target, begun), places, strict=True)
+        return [row + np.float32(1e-3 * moves(begun.num_rows, place)) for row, place in found]
+
+    monkeypatch.setattr(LlamaPadded, "_rows", moving)
+    assert agreeing(model, (1, 2, 3, 5, 8), num_threads=1, depths=(100,)) == wanted
+
+
+def test_a_slow_device_is_tried_at_fewer_depths(model: LlamaModel) -> None:
+    looks = iter((0.0, 30.0))  # and no third one
+    found = agreeing(model, (1, 2), num_threads=1, depths=(100, 300), clock=lambda: next(looks))
+    assert found == [(1, 2)]
+
+
+def test_a_text_has_the_same_rows_in_each_width_of_a_class(model: LlamaModel) -> None:
+    """Drafts of any length, accepted and refused, across the cells that a pass is shown more of."""
+    dice = np.random.default_rng(3)
+    text = dice.integers(0, 512, 300).astype(np.int32)
+    sampler = replace(Sampler(), num_prompt_tokens=240)
+    widths: list[int] = []
+
+    def rows_of(target: LlamaPadded, num_drafted: list[int]) -> list[np.ndarray]:
+        found, end = [], 240
+        for num in num_drafted:
+            right = text[end : end + num // 2].tolist()
+            wrong = dice.integers(0, 512, num - num // 2).tolist()
+            (scores,) = target.score([Query(0, text[:end], Draft.chain(right + wrong), sampler)])
+            assert isinstance(scores, LlamaScores)
+            kept = min(len(right) + 1, scores.num_rows)  # a step of the cells cuts a chain
+            found += [row.copy() for row in scores.rows[:kept]]
+            end += kept
+        return found
+
+    def target_of(each: tuple[int, ...]) -> LlamaPadded:
+        return LlamaPadded(model, widths=Widths(each), num_context=400, num_threads=1)
+
+    with closing(target_of((1, 2, 4, 8))) as target:
+        take_pass = target._pass
+
+        def noted(slot: int, begin: int, tokens: list[int]) -> int:
+            widths.append(take_pass(slot, begin, tokens))
+            return widths[-1]
+
+        target._pass = noted  # type: ignore[method-assign, assignment]
+        drafted = rows_of(target, [0, 1, 3, 7, 2, 0, 5, 6, 1, 0, 4])
+    with closing(target_of((8,))) as target:
+        plain = rows_of(target, [0] * len(drafted))
+    assert set(widths) == {1, 2, 4, 8}
+    assert (np.array(drafted) == np.array(plain)).all()
 
 
 @dataclass
@@ -127,25 +233,18 @@ def test_what_a_pass_costs_is_the_least_of_several_in_turn() -> None:
     costs = {2: 10.0, 4: 10.1, 8: 10.2, 16: 11.0, 32: 12.5}
     for seed in range(20):
         device = FakeDevice(costs, random.Random(seed))
-        assert measure(device.run, WIDTHS, device) == pytest.approx(costs)
+        assert measure(device.run, MEASURED, device) == pytest.approx(costs)
     calm = FakeDevice(costs, random.Random(0), disturbed=0)
-    measure(calm.run, WIDTHS, calm)
+    measure(calm.run, MEASURED, calm)
     turns = [number for number, _ in groupby(calm.seen)]
-    assert turns == [*WIDTHS] * 3, "interleaved"
+    assert turns == [*MEASURED] * 3, "interleaved"
 
 
 def test_what_cannot_win_is_not_measured() -> None:
     device = FakeDevice({2: 10.0, 4: 13.5, 8: 60.0, 16: 900.0, 32: 9000.0}, random.Random(1))
-    assert RowChoice.of(measure(device.run, WIDTHS, device)).num_rows == 2
+    seconds = measure(device.run, MEASURED, device)
+    assert WidthChoice(seconds, [(2,), (4,)]).widths.most == 2
     assert 16 not in device.seen
-
-
-@pytest.mark.parametrize(("grouped", "most"), [(1, 64), (2, 32), (3, 16), (4, 16), (5, 8), (16, 8)])
-def test_rows_are_no_more_than_a_tile_of_attention_has(grouped: int, most: int) -> None:
-    model = LlamaModel.__new__(LlamaModel)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaModel, "num_grouped_heads", grouped)
-        assert most_rows(model) == most
 
 
 def test_a_choice_is_kept_for_the_content_of_a_file(
@@ -154,12 +253,13 @@ def test_a_choice_is_kept_for_the_content_of_a_file(
     """Not for its name or its times: a copy has the same rows, another model has its own."""
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
     costs = iter([{2: 1.0, 4: 1.0}, {2: 1.0, 4: 2.0}])
-    monkeypatch.setattr(row_choice, "measured", lambda *_, **__: next(costs))
+    monkeypatch.setattr(width_choice, "measured", lambda *_, **__: next(costs))
+    monkeypatch.setattr(width_choice, "agreeing", lambda *_, **__: [(2,), (4,)])
 
     def chosen(name: str, scale: float) -> int:
         path = write_dense(tmp_path / name, kind="Q8_0", num_vocab=512, scale=scale)
         with closing(LlamaModel(path, num_gpu_layers=0)) as model:
-            return row_choice.choice_for(model, num_threads=1).num_rows
+            return width_choice.choice_for(model, num_threads=1).widths.most
 
     assert chosen("one.gguf", 1.0) == 4
     assert chosen("again.gguf", 1.0) == 4, "measured once"
@@ -174,13 +274,8 @@ def test_rows_are_of_a_device(model: LlamaModel, monkeypatch: pytest.MonkeyPatch
     for wrong in (1, 65):
         with pytest.raises(BadOption, match=rf"rows is {wrong}; use 2 to 64"):
             EngineConfig(rows=wrong)
-    said: list[str] = []
     monkeypatch.setattr(LlamaModel, "placement", Placement.ELSEWHERE)
-    monkeypatch.setattr(LlamaModel, "num_grouped_heads", 7)
-    assert padded_rows(EngineConfig(rows=8), model, said.append) == 8
-    assert not said
-    assert padded_rows(EngineConfig(rows=16), model, said.append) == 16
-    assert "flash attention computes 8 at once" in said[0]
+    assert chosen_widths(EngineConfig(rows=8), model) == Widths.only(8)
 
 
 @pytest.mark.parametrize("is_width_exact", [True, False])
@@ -190,7 +285,7 @@ def test_a_device_is_asked_for_one_shape_of_pass(
     """Whatever is drafted, accepted and refused: two slots, together or in turn."""
     shapes: list[tuple[int, int]] = []  # tokens, rows of logits
     target = LlamaTarget(
-        model, num_context=400, num_threads=1, num_slots=2, num_rows=8,
+        model, num_context=400, num_threads=1, num_slots=2, widths=Widths.only(8),
         is_width_exact=is_width_exact,
     )  # fmt: skip
     decode = LlamaChains._decode
@@ -226,7 +321,7 @@ def test_a_prompt_of_a_shared_pass_can_be_abandoned_and_is_read_on_from_there(
         raise Gone
 
     text = np.random.default_rng(3).integers(0, 512, NUM_BATCH + 40).astype(np.int32)
-    options: Any = {"num_context": 700, "num_threads": 1, "num_slots": 2, "num_rows": 8}
+    options: Any = {"num_context": 700, "num_threads": 1, "num_slots": 2, "widths": Widths.only(8)}
     options["is_width_exact"] = False
     with closing(LlamaTarget(model, **options)) as target:
         (expected,) = target.score([Query(0, text)])
@@ -247,10 +342,14 @@ def test_candidates_of_a_device_outlive_the_next_pass(
     text = np.random.default_rng(4).integers(0, 512, 20).astype(np.int32)
     query = Query(0, text, Draft.chain([5, 6]), num_candidates=4)
     after = replace(query, text=np.append(text, np.int32(7)))
-    with closing(LlamaTarget(model, num_context=400, num_threads=1, num_rows=4)) as target:
+    with closing(
+        LlamaTarget(model, num_context=400, num_threads=1, widths=Widths.only(4))
+    ) as target:
         assert not target.traits.keeps_candidates, "on a CPU to find them later saves nothing"
     monkeypatch.setattr(LlamaModel, "placement", Placement.ELSEWHERE)
-    with closing(LlamaTarget(model, num_context=400, num_threads=1, num_rows=4)) as target:
+    with closing(
+        LlamaTarget(model, num_context=400, num_threads=1, widths=Widths.only(4))
+    ) as target:
         assert target.traits.keeps_candidates
         assert target.traits.max_draft == 3, "the rest of a longer chain would be cut"
         (scores,) = target.score([query])
@@ -282,10 +381,10 @@ def test_shared_passes_give_what_a_text_gets_alone(model: LlamaModel, num_rows: 
 
 
 def test_a_trial_of_fixed_rows_finds_nothing_that_moves(model: LlamaModel) -> None:
-    trial = try_rows(model, num_rows=8, num_threads=1, num_context=1100)
+    trial = try_rows(model, widths=Widths.only(8), num_threads=1, num_context=1100)
     assert trial.is_exact, trial.worst
     assert {f"another place among rows after {n} tokens" for n in (100, 1000)} <= set(trial.moved)
-    assert check_rows(trial, 8, is_fast=False).verdict == "ok"
+    assert check_rows(trial, Widths.only(8), is_fast=False).verdict == "ok"
 
 
 def test_a_trial_finds_a_place_that_moves_a_row(
@@ -298,13 +397,13 @@ def test_a_trial_finds_a_place_that_moves_a_row(
         return [*found[:7], *(row + 1e-6 for row in found[7:])]  # the last one of eight
 
     monkeypatch.setattr(LlamaPadded, "_rows", moving)
-    trial = try_rows(model, num_rows=8, num_threads=1, num_context=1100)
+    trial = try_rows(model, widths=Widths.only(8), num_threads=1, num_context=1100)
     assert trial.worst[0].startswith("another place")
 
 
 def test_what_moves_is_a_warning_with_a_remedy() -> None:
-    found = check_rows(RowTrial({"2 rows": 0.001, "a tree": 0.02}), 8, is_fast=True)
+    found = check_rows(RowTrial({"2 rows": 0.001, "a tree": 0.02}), Widths.only(8), is_fast=True)
     assert (found.verdict, found.remedy) == ("warn", "leave --fast out")
     assert "0.02 with a tree" in found.words
-    found = check_rows(RowTrial({"2 rows": 0.1}), 8, is_fast=False)
+    found = check_rows(RowTrial({"2 rows": 0.1}), Widths.only(8), is_fast=False)
     assert found.remedy.startswith("try fewer --rows, and report it")

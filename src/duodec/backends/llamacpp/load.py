@@ -15,10 +15,11 @@ from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import heads
 from duodec.backends.llamacpp.target.caches import CacheTypes
-from duodec.backends.llamacpp.target.row_choice import choice_for, most_rows
 from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.width_choice import choice_for
 from duodec.backends.loaded import LoadedTarget, checked_context
 from duodec.backends.placement import Placement
+from duodec.core.traits import Widths
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, warn
 from duodec.machine.busy import SpareCores
 from duodec.machine.core_plan import CorePlan
@@ -102,7 +103,7 @@ def load(
         is_mapped=not config.no_mmap, has_mtp=has_mtp,
     )  # fmt: skip
     placement = model.placement
-    rows = padded_rows(config, model, on_warning)
+    widths = chosen_widths(config, model)
 
     def start(num_context: int, plan: CorePlan) -> LlamaTarget:
         sizes: Any = {
@@ -128,22 +129,22 @@ def load(
             num_context=num_context,
             num_threads=plan.target_alone,
             num_slots=config.num_slots,
-            num_rows=rows,
+            widths=widths,
             is_width_exact=not config.fast,
             most_threads=spare if looks else None,
             open_head=open_head if has_mtp or heads_path else None,
         )
 
     place = f"llama.cpp on {_where(model, layers)}, as quantised"
-    if rows:
-        place += f", {rows} rows a forward pass"
+    if widths:
+        place += f", {widths} rows a forward pass"
     if has_mtp:
         place += ", with its layer of multi-token prediction"
     elif heads_path:
         place += f", with the head {heads_path.name}"
     num_context = num_context or model.num_context_train
     return LoadedTarget(
-        model, placement, num_context, start, place, num_padded=rows or 1, footprint=footprint
+        model, placement, num_context, start, place, widths=widths, footprint=footprint
     )
 
 
@@ -213,10 +214,8 @@ def _where(model: LlamaModel, num_layers: int) -> str:
     return f"{names}{part} and the CPU"
 
 
-def padded_rows(
-    config: Options, model: LlamaModel, on_warning: Callable[[str], None] = warn
-) -> int:
-    """Rows that each text has in every forward pass on a device; 0 on a CPU and of a recurrent
+def chosen_widths(config: Options, model: LlamaModel) -> Widths:
+    """Rows that a forward pass of a text may have on a device; any on a CPU and of a recurrent
     model, where passes are not padded. Raises BadOption."""
     if model.placement is Placement.CPU or model.is_recurrent:
         if config.rows:
@@ -224,15 +223,11 @@ def padded_rows(
             raise BadOption(
                 f"rows is {config.rows}, and {what} forward passes are not padded; leave it out"
             )
-        return 0
-    if not config.rows:
-        return choice_for(model, num_threads=config.threads or len(Topology.read().fast)).num_rows
-    if config.rows > (most := most_rows(model)) and not config.fast:
-        on_warning(
-            f"rows is {config.rows}, and this model's flash attention computes {most} at once: "
-            "last bits may depend on a row's place in a forward pass; `duodec doctor` tries it"
-        )
-    return config.rows
+        return Widths()
+    if config.rows:
+        return Widths.only(config.rows)
+    choice = choice_for(model, num_threads=config.threads or len(Topology.read().fast))
+    return Widths.only(choice.fastest) if config.fast else choice.widths
 
 
 def placed_tensors(config: Options) -> list[overrides.Override]:

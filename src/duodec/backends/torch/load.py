@@ -21,6 +21,7 @@ from duodec.backends.torch.heads.hydra import Hydra
 from duodec.backends.torch.heads.medusa import Medusa
 from duodec.backends.torch.heads.states import HeadModel
 from duodec.backends.torch.target import TorchTarget
+from duodec.core.traits import Widths
 from duodec.errors import ModelUnreadable, warn
 from duodec.machine.core_plan import CorePlan
 
@@ -115,5 +116,7 @@ def load(
     asked, trained = config.context, model.num_context_train
     num_context = checked_context(asked, trained) if asked else min(trained, DEFAULT_CONTEXT)
     free = None if is_on_cpu else lambda: sum(model.place.free_bytes)
-    num_padded = 1 if config.fast else Extent.on("cpu" if is_on_cpu else "cuda", 0).num_rows
-    return LoadedTarget(model, placement, num_context, start, place, free, num_padded)
+    num_rows = 0 if config.fast else Extent.on("cpu" if is_on_cpu else "cuda", 0).num_rows
+    return LoadedTarget(
+        model, placement, num_context, start, place, free, widths=Widths.only(num_rows)
+    )

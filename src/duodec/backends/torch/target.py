@@ -37,7 +37,7 @@ from duodec.core.protocols import (
 )
 from duodec.core.rows import Row, check_finite
 from duodec.core.sampling.sampler import Distribution, Draw, Sampler, SamplingParams
-from duodec.core.traits import TargetTraits
+from duodec.core.traits import TargetTraits, Widths
 from duodec.core.verify import Verdict, propose
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
@@ -198,11 +198,10 @@ class TorchTarget(Target):
 
     @cached_property
     def traits(self) -> TargetTraits:
-        num_rows = self._widths[0] if self._is_exact else 1
         return TargetTraits(
             launches=self._queue.is_cuda,
             keeps_candidates=True,
-            num_rows=num_rows,
+            widths=Widths(tuple(self._widths) if self._is_exact else ()),
             reads_in_chunks=True,
             num_block=self._num_chunk if self._is_exact else 1,
             heads=self._heads.kind if self._heads else "",

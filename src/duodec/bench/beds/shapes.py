@@ -4,7 +4,7 @@ tree            as many rows as a draft has, trees of up to 80 tokens
 chain           the same, but the first chain of a draft only
 torch           trees, in passes of 32 rows: a wider one takes several (torch:64: of 64)
 llama.cpp       chains in passes of as many rows as llama.cpp on a device chooses for the curve
-                (llama.cpp:8: of 8)
+                (llama.cpp:8: of 8; llama.cpp:1+2+4: of 1, 2 or 4, whose rows have equal bits)
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.target.chains import chain_of
-from duodec.backends.llamacpp.target.row_choice import WIDTHS, RowChoice
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH
+from duodec.backends.llamacpp.target.width_choice import WIDTHS, WidthChoice
 from duodec.core.draft import Draft
+from duodec.core.traits import Widths
 from duodec.errors import BadOption
 
 TORCH_ROWS = 32  # of a pass on a GPU; `duodec.backends.torch.checkpoint.memory` says the same
@@ -25,10 +26,10 @@ _FREE = ("tree", "chain")  # take no number of rows
 
 @dataclass(frozen=True)
 class Shape:
-    """What a forward pass scores. ``num_rows`` of every pass; None: as many as are wanted."""
+    """What a forward pass scores, and the rows that it may have."""
 
     name: str
-    num_rows: int | None = None
+    widths: Widths = Widths()  # noqa: RUF009  frozen
     has_branches: bool = True
     draws_on_device: bool = False  # with candidates; no row is copied to the host
 
@@ -39,26 +40,28 @@ class Shape:
         """The shape of this name for a target of these costs, ``copy_s`` being what it takes to
         copy a row to the host. Raises BadOption."""
         name, colon, rows = text.strip().partition(":")
-        if name not in NAMES or (colon and (name in _FREE or not rows.isdecimal())):
+        numbers = rows.split("+") if colon else []
+        if name not in NAMES or (name in _FREE and colon) or not all(map(str.isdecimal, numbers)):
             raise BadOption(
                 f"{option} is {text or 'empty'}; choose from: {', '.join(NAMES)} (or, with the "
-                "rows of a pass, torch:64, llama.cpp:8)"
+                "rows of a pass, torch:64, llama.cpp:8, llama.cpp:1+2+4)"
             )
-        if colon and not 1 <= int(rows) <= 128:
+        if not all(1 <= int(number) <= 128 for number in numbers):
             raise BadOption(f"{option} is {text}; use 1 to 128 rows")
         if name in _FREE:
             return cls(name, has_branches=name == "tree")
+        widths = Widths(tuple(sorted({int(number) for number in numbers})))
         if name == "torch":
-            return cls(text, int(rows or TORCH_ROWS), draws_on_device=True)
+            return cls(text, widths or Widths.only(TORCH_ROWS), draws_on_device=True)
         seconds = {n: curve.seconds(n) + n * copy_s for n in WIDTHS}  # as a device measures them
-        num_rows = int(rows) if rows else RowChoice.of(seconds).num_rows
-        return cls(text, num_rows, has_branches=False)
+        own = widths or WidthChoice(seconds, [(n,) for n in WIDTHS]).widths
+        return cls(text, own, has_branches=False)
 
     @property
     def max_draft(self) -> int:
         """Draft tokens that are scored at most: a wider tree takes several passes, and a longer
         chain is cut."""
-        return MAX_WIDTH if self.has_branches or self.num_rows is None else self.num_rows - 1
+        return MAX_WIDTH if self.has_branches or not self.widths else self.widths.most - 1
 
     def cut(self, draft: Draft) -> Draft:
         """What of a draft is scored."""
@@ -68,21 +71,17 @@ class Shape:
 
     def num_computed(self, num_wanted: int) -> int:
         """Rows that are computed for so many, padding included."""
-        if self.num_rows is None:
-            return num_wanted
-        return -(-num_wanted // self.num_rows) * self.num_rows
+        return sum(self.widths.passes(num_wanted))
 
     def seconds(self, curve: CostCurve, num_wanted: int) -> float:
         """To score so many rows."""
-        if self.num_rows is None:
-            return curve.seconds(num_wanted)
-        return self.num_computed(num_wanted) // self.num_rows * curve.seconds(self.num_rows)
+        return sum(curve.seconds(width) for width in self.widths.passes(num_wanted))
 
     @property
     def words(self) -> str:
         """For people."""
         kind = "trees" if self.has_branches else "chains"
-        rows = "as many rows as wanted" if self.num_rows is None else f"{self.num_rows} rows a pass"
+        rows = f"{self.widths} rows a pass" if self.widths else "as many rows as wanted"
         return f"{self.name}: {kind}, {rows}"
 
 

@@ -222,7 +222,7 @@ class SimulatedTarget(Target):
             has_branches=shape.has_branches,
             max_draft=shape.max_draft,
             keeps_candidates=True,
-            num_rows=shape.num_rows or 1,
+            widths=shape.widths,
             heads=self.target.traits.heads,
             num_heads=self.target.traits.num_heads,
         )

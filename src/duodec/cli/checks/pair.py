@@ -16,6 +16,7 @@ from duodec.models.vocabularies import difference
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.checks.row_trial import RowTrial
     from duodec.backends.loaded import LoadedTarget, TargetModel
+    from duodec.core.traits import Widths
 
 _TIGHT = 0.9  # share of the free memory above which a warning is due
 
@@ -129,10 +130,10 @@ def _cache_bytes(models: Sequence[TargetModel], num_context: int) -> int:
     )
 
 
-def check_rows(trial: RowTrial, num_rows: int, *, is_fast: bool) -> Check:
+def check_rows(trial: RowTrial, widths: Widths, *, is_fast: bool) -> Check:
     """Whether a seed has one text on this device, whatever is drafted."""
     if trial.is_exact:
-        rows = f"{num_rows} rows a forward pass"
+        rows = f"{widths} rows a forward pass"
         return Check("exactness", "ok", f"no bit depends on drafts or other requests: {rows}")
     what, most = trial.worst
     words = f"logits move by up to {most:.2g} with {what}: near ties, texts depend on drafts"

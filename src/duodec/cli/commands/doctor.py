@@ -209,12 +209,12 @@ def _check_rows(target: LoadedTarget, plan: CorePlan, *, is_fast: bool) -> list[
         return []
     trial = try_rows(
         model,
-        num_rows=target.num_padded,
+        widths=target.widths,
         num_threads=plan.target_alone,
         is_width_exact=not is_fast,
         num_context=target.num_context,
     )
-    return [pair.check_rows(trial, target.num_padded, is_fast=is_fast)]
+    return [pair.check_rows(trial, target.widths, is_fast=is_fast)]
 
 
 def _open_target(resolved: ResolvedPair, found: list[Check], stack: ExitStack) -> LoadedTarget:

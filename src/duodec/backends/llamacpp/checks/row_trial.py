@@ -15,6 +15,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.traits import Widths
 
 _NUM_PROMPT, _NUM_TEXT = 244, 252  # llama.cpp shows a pass of 8 rows more cells from 249 on
 _CONTEXT = 512
@@ -41,13 +42,13 @@ class RowTrial:
 def try_rows(
     model: LlamaModel,
     *,
-    num_rows: int,
+    widths: Widths,
     num_threads: int,
     is_width_exact: bool = True,
     num_context: int = _CONTEXT,
 ) -> RowTrial:
     """Compare rows of several widths, of a tree, beside another request, after a refusal and at
-    each place in a forward pass with those of plain decoding. ``num_rows`` and ``is_width_exact``
+    each place in a forward pass with those of plain decoding. ``widths`` and ``is_width_exact``
     are those of `LlamaTarget`; ``num_context`` is the longest text that memory is taken for. Raises
     ModelUnreadable and ComputeFailed."""
     dice = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def try_rows(
     def opened(num_context: int, num_slots: int) -> LlamaTarget:
         return LlamaTarget(
             model, num_context=num_context, num_threads=num_threads, num_slots=num_slots,
-            num_rows=num_rows, is_width_exact=is_width_exact,
+            widths=widths, is_width_exact=is_width_exact,
         )  # fmt: skip
 
     with closing(opened(_CONTEXT, 2)) as target:
@@ -79,6 +80,7 @@ def try_rows(
         beside = _query(text[::-1], 99, Draft.chain((1, 2)), 1)
         company = _scored(target, text, _NUM_PROMPT, Draft(), beside)
         moved["another request"] = _moved({_NUM_PROMPT: company[0]}, expected)
+    num_rows = widths.most
     depths = [depth for depth in _DEPTHS if depth + num_rows <= num_context]
     text = dice.integers(0, model.num_vocab, max(depths, default=0) + num_rows).astype(np.int32)
     for depth in depths:

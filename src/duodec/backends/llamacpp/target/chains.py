@@ -30,7 +30,7 @@ from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
-from duodec.core.traits import TargetTraits
+from duodec.core.traits import TargetTraits, Widths
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 NUM_BATCH = 512  # tokens of a forward pass, or as many as all slots' chains have
@@ -152,7 +152,7 @@ class LlamaChains(Target):
             max_draft=self.num_rows - 1 if self.num_rows else MAX_WIDTH,
             launches=self._launches,
             keeps_candidates=self._launches,
-            num_rows=self.num_rows or 1,
+            widths=Widths.only(self.num_rows),
         )
 
     @property

@@ -1,12 +1,12 @@
-"""Score drafts on a device by forward passes that all have one number of rows.
+"""Score drafts on a device by forward passes whose widths agree.
 
-A device's kernels add in another order when they compute another number of rows, when a text lies
-in other cells of the cache, and when llama.cpp shows them more cells. So every forward pass that
-continues a text has the same number of rows: what is not wanted of them is padding behind the
-draft, taken back at once. Each text has a stream of the cache of its own, where its token i lies in
-cell i. And the cells that a row's kernels see follow from its position: no pass crosses a position
-from which on llama.cpp shows more. Prompts are read in pieces that begin at multiples of their
-length. What is left for a row's bits to depend on is the text.
+A device's kernels may add in another order when they compute another number of rows, when a text
+lies in other cells of the cache, and when llama.cpp shows them more cells. So every forward pass
+that continues a text has one of the widths in which rows were found to have equal bits: what is not
+wanted of them is padding behind the draft, taken back at once. Each text has a stream of the cache
+of its own, where its token i lies in cell i. And the cells that a row's kernels see follow from its
+position: no pass crosses a position from which on llama.cpp shows more. Prompts are read in pieces
+that begin at multiples of their length. What is left for a row's bits to depend on is the text.
 
 A branch of a tree would lie in other cells than the text that it becomes, so drafts are chains.
 """
@@ -14,7 +14,7 @@ A branch of a tree would lie in other cells than the text that it becomes, so dr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Launched, Query
 from duodec.core.rows import Row
+from duodec.core.traits import TargetTraits, Widths
 
 MOST_ROWS = 64
 NUM_PIECE = 256  # tokens of a prompt that are read at once
@@ -36,7 +37,7 @@ class LlamaPadded(LlamaChains):
     """A target on a device for the texts of ``num_slots`` slots; its scores hold until the next
     `launch` or `score`.
 
-    A forward pass has ``num_rows`` rows and continues one text; a longer chain is cut. Prompts,
+    A forward pass has one of the ``widths`` and continues one text; a longer chain is cut. Prompts,
     whose end the query's sampler tells, are read in pieces of ``num_piece`` tokens. ``on_chunk`` is
     called between two of them, and may raise to abandon the prompt: what was read stays known.
     """
@@ -45,7 +46,7 @@ class LlamaPadded(LlamaChains):
         self,
         model: LlamaModel,
         *,
-        num_rows: int,
+        widths: Widths,
         num_context: int,
         num_threads: int,
         num_slots: int = 1,
@@ -53,16 +54,17 @@ class LlamaPadded(LlamaChains):
         uses_flash_attention: bool | None = None,
         on_chunk: Callable[[], None] = lambda: None,
     ) -> None:
-        assert 1 <= num_rows <= MOST_ROWS, "room behind a text for as many"
+        assert 1 <= widths.most <= MOST_ROWS, "room behind a text for as many"
         super().__init__(
             model,
             num_slots=num_slots,
             num_context=num_context,
             num_threads=num_threads,
-            num_rows=num_rows,
+            num_rows=widths.most,
             uses_flash_attention=uses_flash_attention,
         )
         self.on_chunk = on_chunk
+        self.widths = widths
         self._num_piece = num_piece
         self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
 
@@ -82,6 +84,10 @@ class LlamaPadded(LlamaChains):
 
         return InFlight(queries, read, self._launches, num_computed)
 
+    @property
+    def traits(self) -> TargetTraits:
+        return replace(super().traits, widths=self.widths)
+
     def _begin(self, query: Query, num_computed: dict[int, int]) -> _Pass:
         """Start the forward pass of a query, and count what it computes of the text. The rows of
         the pass before are lost."""
@@ -96,7 +102,7 @@ class LlamaPadded(LlamaChains):
 
     def _rows(self, begun: _Pass) -> list[Row]:
         """Wait for a pass to end. The rows hold until the next one begins."""
-        found = logits(self._model, self.handle, self.num_rows)
+        found = logits(self._model, self.handle, begun.num_rows)
         return list(found[begun.first_row : begun.first_row + 1 + begun.num_drafted])
 
     # --- prompts
@@ -146,26 +152,34 @@ class LlamaPadded(LlamaChains):
             tokens = text[begin : begin + room].tolist()
             is_last = begin + len(tokens) == len(text)
             drafted = chain[: room - len(tokens)] if is_last else ()
-            self._pass(query.slot, begin, [*tokens, *drafted])
+            num_rows = self._pass(query.slot, begin, [*tokens, *drafted])
             if is_last:
                 held = np.array(drafted, dtype=np.int32)
                 self._held[query.slot] = np.concatenate([text, held])
-                return _Pass(query.slot, len(tokens) - 1, len(drafted))
+                return _Pass(query.slot, num_rows, len(tokens) - 1, len(drafted))
             begin += len(tokens)
             self._held[query.slot] = text[:begin]
 
     def _room(self, begin: int) -> int:
         """Rows of a pass from a position on that see as many cells as in any other pass."""
-        shown = -(-(begin + self.num_rows) // _SHOWN_STEP) * _SHOWN_STEP
-        return min(self.num_rows, shown - self.num_rows + 1 - begin)
+        most = self.widths.most
+        return min(most, _shown(begin + most) - most + 1 - begin)
 
-    def _pass(self, slot: int, begin: int, tokens: Sequence[int]) -> None:
+    def _width(self, begin: int, num_tokens: int) -> int:
+        """Rows of a pass from a position on: padded to the next width, or to the widest where
+        llama.cpp would show a narrower one fewer cells."""
+        width, most = self.widths.padded(num_tokens), self.widths.most
+        return width if _shown(begin + width) == _shown(begin + most) else most
+
+    def _pass(self, slot: int, begin: int, tokens: Sequence[int]) -> int:
         """Compute tokens from a position on, and padding. All rows give logits: the last layer
-        computes no others."""
-        padded = [*tokens, *([tokens[-1]] * (self.num_rows - len(tokens)))]
+        computes no others. Returns how many rows that are."""
+        num_rows = self._width(begin, len(tokens))
+        padded = [*tokens, *([tokens[-1]] * (num_rows - len(tokens)))]
         seqs = (slot,)
         self._decode_of(slot, [Entry(t, begin + i, seqs, i) for i, t in enumerate(padded)])
         self._lib.llama_memory_seq_rm(self._memory, slot, begin + len(tokens), -1)
+        return num_rows
 
     def _decode_of(self, slot: int, entries: Sequence[Entry]) -> None:
         known = self._held.pop(slot, NOTHING)  # until it is computed, nothing is known to be there
@@ -180,10 +194,16 @@ class LlamaPadded(LlamaChains):
         self._num_read.pop(slot, None)
 
 
+def _shown(num_cells: int) -> int:
+    """Cells that llama.cpp shows a pass that needs so many."""
+    return -(-num_cells // _SHOWN_STEP) * _SHOWN_STEP
+
+
 @dataclass(frozen=True)
 class _Pass:
     """Where the rows of a query are in its forward pass."""
 
     slot: int
+    num_rows: int  # padding included
     first_row: int  # the one that follows the text
     num_drafted: int

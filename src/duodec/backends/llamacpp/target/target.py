@@ -15,7 +15,7 @@ from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
-from duodec.core.traits import TargetCache, TargetTraits
+from duodec.core.traits import TargetCache, TargetTraits, Widths
 from duodec.core.verify import Verdict, propose
 
 _CHAINS = 1  # the number of the cache for several slots
@@ -25,8 +25,8 @@ class LlamaTarget(Target):
     """A llama.cpp model as a target, for the texts of ``num_slots`` slots; its scores hold until
     the next `launch` or `score`.
 
-    A recurrent model scores chains, and so does one on a device, with ``num_rows`` rows of each
-    text in every forward pass; 0 on a CPU, where a pass has as many as are wanted. Any other model
+    A recurrent model scores chains, and so does one on a device, where the passes of each text have
+    one of the ``widths``; on a CPU a pass has as many rows as are wanted. Any other model
     scores trees, and where there are several slots, chains of all of them in one forward pass: in
     one cache, the branches of several texts fill each other's holes, and attention then sums in
     another order, so that bits would depend on the other requests. So a request that is alone is
@@ -44,7 +44,7 @@ class LlamaTarget(Target):
         num_context: int,
         num_threads: int,
         num_slots: int = 1,
-        num_rows: int = 0,
+        widths: Widths = Widths(),  # noqa: B008  frozen
         is_width_exact: bool = True,
         most_threads: Callable[[], int] | None = None,
         open_head: Callable[[object], LlamaHead] | None = None,
@@ -67,13 +67,11 @@ class LlamaTarget(Target):
                 self._chains = LlamaRecurrent(
                     model, is_width_exact=is_width_exact, on_chunk=self._look_up, **options
                 )
-            elif num_rows and is_width_exact:
-                self._chains = LlamaPadded(
-                    model, num_rows=num_rows, on_chunk=self._look_up, **options
-                )
-            elif num_rows:
+            elif widths and is_width_exact:
+                self._chains = LlamaPadded(model, widths=widths, on_chunk=self._look_up, **options)
+            elif widths:
                 self._chains = LlamaChains(
-                    model, num_rows=num_rows, is_width_exact=False, **options
+                    model, num_rows=widths.most, is_width_exact=False, **options
                 )
                 self._chains.on_chunk = self._look_up
             else:
