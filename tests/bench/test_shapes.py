@@ -67,7 +67,8 @@ def test_the_rows_of_torch_are_those_of_the_backend() -> None:
 @pytest.mark.parametrize("name", sorted(published()))
 def test_llama_cpp_has_the_rows_that_it_would_choose(name: str) -> None:
     curve = published()[name]
-    choice = WidthChoice({n: curve.seconds(n) for n in WIDTHS}, [(n,) for n in WIDTHS])
+    seconds = {n: curve.seconds(n) for n in WIDTHS}
+    choice = WidthChoice(seconds, seconds, [(n,) for n in WIDTHS])
     chosen = shape("llama.cpp", curve)
     assert chosen.widths == choice.widths == Widths.only(choice.fastest)
     assert not chosen.has_branches

@@ -219,7 +219,7 @@ class EngineConfig:
         int | None,
         Parameter(
             "Rows of each text in every forward pass of a GGUF target on a GPU, padding included; "
-            "by default measured once, and kept.",
+            "by default those widths whose rows have equal bits, found once and kept.",
             "Machine",
             metavar="N",
             ge=2,

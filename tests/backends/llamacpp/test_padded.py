@@ -114,7 +114,7 @@ def test_rows_are_chosen_by_the_tokens_a_second_that_they_yield(
     milliseconds: tuple[float, ...], wanted: int
 ) -> None:
     seconds = dict(zip(MEASURED, milliseconds, strict=True))
-    choice = WidthChoice(seconds, [(n,) for n in MEASURED])
+    choice = WidthChoice(seconds, seconds, [(n,) for n in MEASURED])
     assert choice.widths == Widths.only(wanted)
     assert choice.fastest == wanted
 
@@ -132,7 +132,16 @@ def test_of_widths_that_agree_the_best_class_is_chosen(
     classes: list[tuple[int, ...]], wanted: tuple[int, ...]
 ) -> None:
     seconds = {1: 6.6, 2: 7.1, 4: 8.5, 8: 13.7, 16: 15.0}
-    assert WidthChoice(seconds, classes).widths == Widths(wanted)
+    assert WidthChoice(seconds, seconds, classes).widths == Widths(wanted)
+
+
+def test_one_width_is_kept_where_another_costs_a_graph() -> None:
+    seconds = {1: 6.6, 2: 7.1, 4: 8.5}
+    changing = {n: each + 4 for n, each in seconds.items()}
+    assert WidthChoice(seconds, changing, [(1, 2, 4)]).widths == Widths.only(4)
+    device = FakeDevice(seconds, random.Random(0), disturbed=0)
+    found = width_choice.measure_changing(device.run, (1, 2, 4), device)
+    assert found == pytest.approx({n: 3 * each for n, each in seconds.items()})
 
 
 def test_widths_that_agree_are_found_by_computing_them(model: LlamaModel) -> None:
@@ -243,7 +252,7 @@ def test_what_a_pass_costs_is_the_least_of_several_in_turn() -> None:
 def test_what_cannot_win_is_not_measured() -> None:
     device = FakeDevice({2: 10.0, 4: 13.5, 8: 60.0, 16: 900.0, 32: 9000.0}, random.Random(1))
     seconds = measure(device.run, MEASURED, device)
-    assert WidthChoice(seconds, [(2,), (4,)]).widths.most == 2
+    assert WidthChoice(seconds, seconds, [(2,), (4,)]).widths.most == 2
     assert 16 not in device.seen
 
 
@@ -252,7 +261,7 @@ def test_a_choice_is_kept_for_the_content_of_a_file(
 ) -> None:
     """Not for its name or its times: a copy has the same rows, another model has its own."""
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
-    costs = iter([{2: 1.0, 4: 1.0}, {2: 1.0, 4: 2.0}])
+    costs = iter([({2: 1.0, 4: 1.0}, {}), ({2: 1.0, 4: 2.0}, {})])
     monkeypatch.setattr(width_choice, "measured", lambda *_, **__: next(costs))
     monkeypatch.setattr(width_choice, "agreeing", lambda *_, **__: [(2,), (4,)])
 

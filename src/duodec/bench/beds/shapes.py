@@ -54,7 +54,7 @@ class Shape:
         if name == "torch":
             return cls(text, widths or Widths.only(TORCH_ROWS), draws_on_device=True)
         seconds = {n: curve.seconds(n) + n * copy_s for n in WIDTHS}  # as a device measures them
-        own = widths or WidthChoice(seconds, [(n,) for n in WIDTHS]).widths
+        own = widths or WidthChoice(seconds, seconds, [(n,) for n in WIDTHS]).widths
         return cls(text, own, has_branches=False)
 
     @property

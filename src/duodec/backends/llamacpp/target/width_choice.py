@@ -55,15 +55,19 @@ def rate(seconds: Mapping[int, float], widths: Collection[int]) -> float:
 
 @dataclass(frozen=True)
 class WidthChoice:
-    """What was measured, and the class of widths that follows from it."""
+    """What was measured, and the widths that follow from it."""
 
-    seconds: Mapping[int, float]  # of a forward pass, by its rows
+    seconds: Mapping[int, float]  # of a pass by its rows, after others of as many
+    changing: Mapping[int, float]  # after others of another number: a graph is built anew
     classes: Sequence[tuple[int, ...]]  # of widths whose rows have equal bits
 
     @property
     def widths(self) -> Widths:
-        """Those that are expected to yield the most tokens a second."""
-        return Widths(max(self.classes, key=lambda own: rate(self.seconds, own)))
+        """Those that are expected to yield the most tokens a second: a class, or one width."""
+        rates = {own: rate(self.changing, own) for own in self.classes if len(own) > 1}
+        for own in self.classes:
+            rates.update({(n,): rate(self.seconds, (n,)) for n in own})
+        return Widths(max(rates, key=rates.__getitem__))
 
     @property
     def fastest(self) -> int:
@@ -76,20 +80,22 @@ def choice_for(model: LlamaModel, *, num_threads: int) -> WidthChoice:
     path = profile_place(f"widths-{_key(model)}")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or none that holds
         record = json.loads(path.read_text(encoding="utf-8"))
-        seconds = {int(n): float(s) for n, s in record["seconds"].items()}
-        kept = WidthChoice(seconds, [tuple(map(int, own)) for own in record["classes"]])
+        both = (record["seconds"], record["changing"])
+        seconds, changing = ({int(n): float(s) for n, s in one.items()} for one in both)
+        kept = WidthChoice(seconds, changing, [tuple(map(int, own)) for own in record["classes"]])
         if kept.widths:
             return kept
-    seconds = measured(model, num_threads=num_threads)
-    found = WidthChoice(seconds, agreeing(model, sorted(seconds), num_threads=num_threads))
+    seconds, changing = measured(model, num_threads=num_threads)
+    classes = agreeing(model, sorted(seconds), num_threads=num_threads)
+    found = WidthChoice(seconds, changing, classes)
     with contextlib.suppress(OSError):  # it is measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return found
 
 
-def measured(model: LlamaModel, *, num_threads: int) -> dict[int, float]:
-    """Seconds of a forward pass by its rows."""
+def measured(model: LlamaModel, *, num_threads: int) -> tuple[dict[int, float], dict[int, float]]:
+    """Seconds of a forward pass by its rows, after others of as many and of another number."""
     text: Tokens = np.zeros(_NUM_TEXT, dtype=np.int32)
     target = LlamaPadded(
         model, widths=Widths(WIDTHS), num_context=_CONTEXT, num_threads=num_threads
@@ -100,7 +106,8 @@ def measured(model: LlamaModel, *, num_threads: int) -> dict[int, float]:
         target.score([Query(0, text)])
 
     with closing(target):
-        return measure(run)
+        seconds = measure(run)
+        return seconds, measure_changing(run, list(seconds))
 
 
 def measure(
@@ -123,6 +130,16 @@ def measure(
             if tokens(max(widths)) / found[num_rows] < best / 2:
                 break
     return found
+
+
+def measure_changing(
+    run: Callable[[int], None],
+    widths: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[int, float]:
+    """Seconds of ``run`` by its number of rows, each after another number: the least of several."""
+    rounds = [{n: _timed(run, n, clock) for n in widths} for _ in range(_ROUNDS)]
+    return {n: min(one[n] for one in rounds) for n in widths}
 
 
 def _timed(run: Callable[[int], None], num_rows: int, clock: Callable[[], float]) -> float:
