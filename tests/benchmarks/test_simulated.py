@@ -8,6 +8,7 @@ import pytest
 from fakes.decoding import FakeTokenizer
 
 from benchmarks.decoding.simulated import ALL, ON_GPU, Runs, _bytes_a_second
+from duodec.core.traits import Widths
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds import Parts
@@ -35,11 +36,11 @@ def answered(sampling: SamplingParams) -> tuple[Runs, list[Conversation]]:
     tokenizer = FakeTokenizer(tuple(bytes([i]) for i in range(128)), chat_template="{{ messages }}")
     parts = Parts(tokenizer, 2000, None, None, sampling, ())
     slow = PricedModel(MODEL.load(), StepTable(((1, 1.0), (2, 1.0))))
-    padded = LatencyCurve(CURVE, 0.0, Shape("llama.cpp:2", 2, has_branches=False))
+    padded = LatencyCurve(CURVE, 0.0, Shape("llama.cpp:2", Widths.only(2), has_branches=False))
     bed = SimulatedBed(parts, TableTarget(MODEL), slow, padded, HOST)
     on_gpu = replace(
         bed,
-        curve=LatencyCurve(CURVE, 0.0, Shape("chain", has_branches=False)),
+        curve=LatencyCurve(CURVE, 0.0, Shape("chain", Widths.only()has_branches=False)),
         model=PricedModel(MODEL.load(), StepTable(((1, STEP_S), (2, STEP_S)))),
         handover_s=0.0,
     )
