@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -237,6 +238,33 @@ def test_a_wish_for_another_protocol_is_ignored(other: bytes) -> None:
         with connect(server) as sock:
             sock.sendall(b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n" + HEALTH)
             assert said(sock).startswith(b"HTTP/1.1 400")
+
+
+_EXPECT = b"Expect: 100-continue\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_who_expects_to_be_told_to_go_on_is_told_and_answered() -> None:
+    """As curl does by itself for bodies above 1 MB: it sends the body when it is told to."""
+    head, _, body = post(asked(), _EXPECT).partition(b"\r\n\r\n")
+    with running(max_body_bytes=1 << 20) as server, connect(server) as sock:
+        for _ in range(2):
+            sock.sendall(head + b"\r\n\r\n")
+            assert sock.recv(1 << 16) == _CONTINUE
+            sock.sendall(body + HEALTH[:-2] + _EXPECT + b"\r\n")
+            found = b""
+            while not found.endswith(b'{"status":"ok"}'):
+                found += sock.recv(1 << 16)
+            assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"200"] * 2  # GET: nothing to go on
+        sock.sendall(post(b" " * (2 << 20), _EXPECT)[:200])
+        assert said(sock).startswith(b"HTTP/1.1 413")
+
+
+def test_who_does_not_wait_to_be_told_to_go_on_is_answered_too() -> None:
+    with running() as server, connect(server) as sock:
+        sock.sendall(post(asked(), _EXPECT) * 3 + HEALTH)
+        found = said(sock, 7)
+        assert found.replace(_CONTINUE, b"").count(b"HTTP/1.1 200") == 4, found
 
 
 def test_a_body_that_goes_on_after_its_answer_is_cut_off() -> None:

@@ -95,6 +95,7 @@ class _Writer:
 
     write: Callable[[bytes], None]
     close: Callable[[], None]  # after the response, where that is agreed
+    is_closing: Callable[[], bool]
 
 
 class Connection(HttpToolsProtocol):
@@ -169,7 +170,7 @@ class Connection(HttpToolsProtocol):
 
     def _go_on(self) -> None:
         """Parse, and read, as far as that is possible now."""
-        if self._is_over or self.transport.is_closing():
+        if self._is_closing():
             return
         self._connections.turns.add(self)
         must_stop = self._rest is not None or len(self._unread) >= _MOST_UNREAD
@@ -183,7 +184,7 @@ class Connection(HttpToolsProtocol):
     @property
     def can_read_on(self) -> bool:
         """It has something to parse, or to begin, and nothing to wait for."""
-        if self._is_over or self.transport.is_closing() or self.parser is None:
+        if self._is_closing() or self.parser is None:
             return False
         if self.pipeline:
             return self._is_next_due and not self.flow.write_paused
@@ -267,7 +268,7 @@ class Connection(HttpToolsProtocol):
         self._num_fed = self._num_payload = 0
         super().on_headers_complete()
         assert self.cycle is not None
-        self.cycle.transport = _Writer(self._write, self._end)  # type: ignore[assignment]
+        self.cycle.transport = _Writer(self._write, self._end, self._is_closing)  # type: ignore[assignment]
         if not self.pipeline:
             self._running = self.cycle
 
@@ -386,6 +387,9 @@ class Connection(HttpToolsProtocol):
     def _write(self, data: bytes) -> None:
         if not self._is_over:
             self.transport.write(data)
+
+    def _is_closing(self) -> bool:
+        return self._is_over or self.transport.is_closing()
 
     def _end(self) -> None:
         """Close it. A client that is sending still would be reset, and might lose its response:
