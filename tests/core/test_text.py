@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from time import process_time
 
 import pytest
 from fakes.decoding import FakeTokenizer, proven
@@ -98,6 +99,14 @@ def test_a_stop_string_inside_a_character_of_several_tokens() -> None:
     euro = "€".encode()
     text, _ = run([b"a", euro[:2], euro[2:] + b"b"], ["€"])
     assert text.text == "a"
+
+
+def test_a_long_stop_string_is_looked_for_in_linear_time() -> None:
+    """Text that goes on beginning it is held back, and not searched again with each token."""
+    begin_s = process_time()
+    text, _ = run([b"a"] * 20_000 + [b"c"], ["a" * 20_000 + "b", "aab"])
+    assert process_time() - begin_s < 2
+    assert text.text == "a" * 20_000 + "c"
 
 
 def test_nothing_comes_after_the_stop() -> None:

@@ -681,6 +681,27 @@ def test_a_bias_has_so_many_tokens_at_most() -> None:
         assert response.json()["error"]["param"] == "logit_bias"
 
 
+_SAID = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "stop": ...}),
+        ("/v1/responses", {"input": "a", "stop": ...}),
+        ("/v1/messages", {"messages": _SAID, "max_tokens": 9, "stop_sequences": ...}),
+        ("/api/generate", {"prompt": "a", "stream": False, "options": {"stop": ...}}),
+    ],
+)
+def test_a_stop_text_has_so_many_characters_at_most(path: str, body: dict[str, Any]) -> None:
+    written = json.dumps(body, default=lambda _: ["x", "STOP"])
+    with running() as server:
+        for length, status in ((1024, 200), (1025, 400)):
+            response = server.http.post(path, content=written.replace("STOP", "z" * length))
+            assert response.status_code == status, response.text
+    assert "1025 characters" in response.text
+
+
 @pytest.mark.parametrize("key", ["schlüssel", "a b", "a\n", ""])
 def test_keys_that_no_client_can_send_are_refused_at_the_start(key: str) -> None:
     with pytest.raises(BadOption, match="API key"):

@@ -18,9 +18,10 @@ class TextStream:
 
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         self._piece = piece
-        self._stop = tuple(stop)
+        self._searches = [_Search(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held: list[Segment] = []
+        self._held: deque[Segment] = deque()
+        self._num_held = 0  # characters
         self.text = ""  # all text released so far
         self.stop: str | None = None  # the one that ended the text
         self.num_released = 0  # tokens whose text is released as a whole
@@ -35,7 +36,7 @@ class TextStream:
     @property
     def can_stop(self) -> bool:
         """Whether there are stop strings to look for."""
-        return bool(self._stop)
+        return bool(self._searches)
 
     def push(self, token: int, source: DraftSource | None) -> list[Segment]:
         """Text that is certain after one more token, which that proposed."""
@@ -43,38 +44,44 @@ class TextStream:
         self._num_decoded += len(text)
         has_more = bool(self._decoder.getstate()[0])  # of a character that is not complete
         self._ends.append(self._num_decoded + has_more)
-        if not self._stop:
+        if not self.can_stop:
             return self._released([Segment(text, source)] if text else [])
-        self._hold(text, source)
-        return self._release(is_last=False)
+        return self._released(self._certain(self._hold(text, source)))
 
     def finish(self) -> list[Segment]:
         """The text held back, at the end of the completion."""
-        self._hold(self._decoder.decode(b"", final=True), None)
-        return self._release(is_last=True)
+        length = self._hold(self._decoder.decode(b"", final=True), None)
+        return self._released(self._certain(length if self.is_stopped else self._num_held))
 
-    def _hold(self, text: str, source: DraftSource | None) -> None:
-        if text and not self.is_stopped:
+    def _hold(self, text: str, source: DraftSource | None) -> int:
+        """Hold back this text, too: how many characters of all are certain now."""
+        if self.is_stopped:
+            return 0
+        ends = [(end, -len(one.stop), one.stop) for one in self._searches
+                if (end := one.push(text)) is not None]  # fmt: skip
+        if text:
             self._held.append(Segment(text, source))
+            self._num_held += len(text)
+        if ends:  # the one that is complete first, so that the segmentation does not matter
+            end, back, self.stop = min(ends)
+            return self._num_held - len(text) + end + back
+        return self._num_held - max((one.num_matched for one in self._searches), default=0)
 
-    def _release(self, *, is_last: bool) -> list[Segment]:
-        held = "".join(segment.text for segment in self._held)
-        # the one that is complete first, so that the segmentation does not matter
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := held.find(stop)) >= 0]
-        if found:
-            self.stop = min(found)[2]
-        length = min(found)[1] if found else len(held) - (0 if is_last else self._doubtful(held))
-        released: list[Segment] = []
-        rest: list[Segment] = []
-        for segment in self._held:
+    def _certain(self, length: int) -> list[Segment]:
+        """So many characters of the text that is held back; nothing follows a stop string."""
+        self._num_held -= length
+        certain: list[Segment] = []
+        while length > 0:
+            segment = self._held.popleft()
             now, later = segment.text[:length], segment.text[length:]
-            length -= len(now)
-            if now:
-                released.append(Segment(now, segment.source))
+            certain.append(Segment(now, segment.source))
             if later:
-                rest.append(Segment(later, segment.source))
-        self._held = [] if self.is_stopped else rest
-        return self._released(released)
+                self._held.appendleft(Segment(later, segment.source))
+            length -= len(now)
+        if self.is_stopped:
+            self._held.clear()
+            self._num_held = 0
+        return certain
 
     def _released(self, released: list[Segment]) -> list[Segment]:
         """Count text that is certain now."""
@@ -84,10 +91,29 @@ class TextStream:
             self.num_released += 1
         return released
 
-    def _doubtful(self, held: str) -> int:
-        """Length of the longest suffix of ``held`` that may begin a stop string."""
-        longest = max((len(stop) for stop in self._stop), default=1) - 1
-        for length in range(min(longest, len(held)), 0, -1):
-            if any(stop.startswith(held[-length:]) for stop in self._stop):
-                return length
-        return 0
+
+class _Search:
+    """Looks for a stop string in a text that arrives in parts, each character once (Knuth, Morris
+    and Pratt 1977)."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0  # characters at the text's end that begin the stop string
+        self._shorter = [0] * (len(stop) + 1)  # the next shorter beginning that ends a beginning
+        for length in range(1, len(stop)):
+            self._shorter[length + 1] = self._longer(self._shorter[length], stop[length])
+
+    def push(self, text: str) -> int | None:
+        """How many of these characters complete the stop string; None if they do not."""
+        matched = self.num_matched
+        for i, character in enumerate(text):
+            matched = self._longer(matched, character)
+            if matched == len(self.stop):
+                return i + 1
+        self.num_matched = matched
+        return None
+
+    def _longer(self, matched: int, character: str) -> int:
+        while matched and self.stop[matched] != character:
+            matched = self._shorter[matched]
+        return matched + (self.stop[matched] == character)

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from duodec.server.errors import ApiError, bad_field
 from duodec.server.http.json_limits import kind
 
-MAX_STOPS, MAX_BIASES = 16, 1024
+MAX_STOPS, MAX_STOP_LENGTH, MAX_BIASES = 16, 1024, 1024
 
 _EXPECTED = {
     "string_type": "a string",
@@ -125,6 +125,10 @@ def _stops(value: Any) -> Any:
             raise refused(f"has {len(stops)} texts; use {MAX_STOPS} or fewer")
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise refused("holds something that is no text, or an empty one")
+        if (longest := max(map(len, stops), default=0)) > MAX_STOP_LENGTH:
+            raise refused(
+                f"has a text of {longest} characters; use {MAX_STOP_LENGTH} or fewer in each"
+            )
     return stops
 
 
