@@ -47,7 +47,7 @@ WHY_NOT = {
     "docker": "the same",
     "vllm serve": "vLLM is in an environment of its own: make test-vllm",
     "export VLLM_RAY": "for a cluster of Ray",
-    "ollama show": "another program",
+    "ollama": "another program",
     "curl": "asks a server that runs; tests/server asks the same",
 }
 PROGRAMS = ("duodec", "python", "make", *dict.fromkeys(why.split()[0] for why in WHY_NOT))

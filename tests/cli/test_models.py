@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes.command_line import Cli, duodec
+from fakes.ollama_models import pulled
 
 from duodec.models import resolve
 
@@ -35,6 +36,25 @@ def test_show_tells_what_a_model_is(cli: Cli) -> None:
     status, out, err = cli("show", "hf:o/not-here")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert cli("rm", "smollm2-draft")[0] == 2
+
+
+def test_ollamas_models_are_listed_by_name(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    tokens = [f"token{i}" for i in range(300)]
+    pulled(tmp_path, "qwen2.5-coder:1.5b", tokens=tokens, num_params=4000, name="Coder")
+    pulled(tmp_path, "qwen2.5-coder:0.5b", tokens=tokens, num_params=400)
+    _, table, _ = cli("list")
+    assert re.search(r"^qwen2.5-coder:1.5b +\S+ .* yes, Ollama's$", table, re.MULTILINE)
+    assert "sha256" not in table
+    _, out, err = cli("models", "drafts", "qwen2.5-coder:1.5b")
+    assert re.search(r"^qwen2.5-coder:0.5b .* same vocabulary$", out, re.MULTILINE)
+    assert "sha256" not in out + err
+    assert "Coder" in cli("show", "qwen2.5-coder:1.5b")[1]
+    status, _, err = cli("rm", "qwen2.5-coder:1.5b")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "`ollama rm` removes it" in err
 
 
 @pytest.mark.slow

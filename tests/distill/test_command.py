@@ -79,7 +79,7 @@ def test_without_a_library_one_line_says_what_to_install(library: str) -> None:
         (("--quantize", "q2_k"), "unknown quantize 'q2_k'; choose from"),
         (("--minutes", "0"), "minutes is 0.0; use minutes, more than 0"),
         (("--prompts", "/nowhere"), "cannot read /nowhere"),
-        (("--from", "/nowhere.gguf"), "no model '/nowhere.gguf'"),
+        (("--from", "/nowhere.gguf"), "no such file: /nowhere.gguf"),
         (("-o", "/proc/none/new.gguf"), "name another place with --output"),
     ],
 )
@@ -97,7 +97,7 @@ def test_bad_options_are_one_line(
 def test_a_target_that_cannot_be_opened(
     capsys: pytest.CaptureFixture[str], pair: list[str], tmp_path: Path
 ) -> None:
-    assert "no model 'nowhere.gguf'" in refused(capsys, "nowhere.gguf", *pair[1:])
+    assert "no such file: nowhere.gguf" in refused(capsys, "nowhere.gguf", *pair[1:])
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))
     assert "broken.gguf" in refused(capsys, str(broken), *pair[1:])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes.gguf_files import write_model
+from fakes.ollama_models import pulled
 
 from duodec.cli.checks.payoff import Speed
 from duodec.loading.config import EngineConfig
@@ -42,20 +43,6 @@ def target(home: Path) -> Path:
     return write_model(path, tokens=TOKENS, num_params=TARGET, name="Big 8B")
 
 
-def ollama(home: Path, name: str, **model: object) -> Path:
-    """A model as Ollama keeps it: a blob and a manifest."""
-    models = home / ".ollama" / "models"
-    digest = f"sha256:{len(name):064x}"
-    manifest = models / "manifests/registry.ollama.ai/library" / name / "latest"
-    manifest.parent.mkdir(parents=True)
-    layers = [
-        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:0"},
-        {"mediaType": "application/vnd.ollama.image.model", "digest": digest},
-    ]
-    manifest.write_text(json.dumps({"layers": layers}))
-    return write_model(models / "blobs" / digest.replace(":", "-"), **model)  # type: ignore[arg-type]
-
-
 def four_tools(home: Path, **model: object) -> dict[str, Path]:
     """The same kind of model in every tool's cache, each a little larger than the last."""
     hub = home / ".cache/huggingface/hub/models--who--small-GGUF/snapshots/abc/small.gguf"
@@ -68,7 +55,9 @@ def four_tools(home: Path, **model: object) -> dict[str, Path]:
     for i, path in enumerate(places.values()):
         write_model(path, num_params=DRAFT + i, **model)  # type: ignore[arg-type]
     size = DRAFT + len(places)
-    return places | {"Ollama's models": ollama(home, "small", num_params=size, **model)}
+    return places | {
+        "Ollama's models": pulled(home / ".ollama/models", "small", num_params=size, **model)
+    }
 
 
 @pytest.mark.parametrize(
@@ -165,7 +154,7 @@ def test_a_folders_vocabulary_is_compared(home: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(vocab))
     (folder / "model.safetensors").write_bytes(bytes(2 * TARGET))
     beside = write_model(folder / "small.gguf", tokens=TOKENS, num_params=DRAFT)
-    assert best_for(folder) == beside
+    assert best_for(folder) == str(beside)
 
 
 @pytest.mark.parametrize(

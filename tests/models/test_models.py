@@ -142,7 +142,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_missing_path_is_not_taken_for_a_repository(tmp_path: Path) -> None:
     write_gguf(tmp_path / "models" / "llama.gguf")
     assert "did you mean models/llama.gguf?" in _message(ModelNotFound, "models/lama.gguf")
-    assert "no model 'models/lama'" in _message(ModelNotFound, "models/lama")
+    assert "no such file: models/lama" in _message(ModelNotFound, "models/lama")
     _message(ModelNotFound, "./nobody/nothing")
 
 

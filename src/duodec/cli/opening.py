@@ -27,7 +27,7 @@ def resolve_for(config: EngineConfig, method: str | None) -> ResolvedPair:
         raise _no_draft(method, "--draft is none")
     pair = resolve_pair(config if is_needed or method is None else replace(config, draft=None))
     if is_needed and pair.draft is None:
-        raise pair.no_draft or _no_draft(method, f"no draft is known for {config.target}")
+        raise pair.no_draft or _no_draft(method, f"no draft is known for {pair.name}")
     return pair
 
 
@@ -44,7 +44,7 @@ def open_llm(
     """Open a command's engine; the caller closes it."""
     from duodec import llm
 
-    names = " and ".join(name for name in (pair.config.target, pair.draft_name) if name)
+    names = " and ".join(name for name in (pair.name, pair.draft_name) if name)
     with status(f"loading {names}", is_quiet=is_quiet), interrupted_at_once():
         return llm.load(pair, on_warning=on_warning)
 

@@ -43,7 +43,8 @@ class EngineConfig:
         str,
         Parameter(
             "The model whose text is generated: a GGUF file, a folder of safetensors, "
-            "hf:owner/repo[:quant], an alias (see `duodec models`), or a Modelfile of Ollama.",
+            "hf:owner/repo[:quant], an alias or a name of Ollama's (see `duodec list`), or a "
+            "Modelfile.",
             "Models",
             ("--target", "-m"),
             "MODEL",

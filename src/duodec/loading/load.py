@@ -65,7 +65,7 @@ def load(
         target = loaded.start(loaded.num_context, plan)
         stack.callback(target.close)
         if drafter and not target.traits.max_draft:
-            on_warning(f"{config.target}: {_NO_STATES}")
+            on_warning(f"{pair.name}: {_NO_STATES}")
             drafter.close()
             drafter, pair = None, pair.without_draft()
         try:

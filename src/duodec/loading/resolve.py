@@ -31,6 +31,7 @@ from duodec.models import (
     resolve_heads,
 )
 from duodec.models.discovery import best_for
+from duodec.models.ollama import name_of
 
 _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
     "rows": "leave it out",
@@ -53,6 +54,11 @@ class ResolvedTarget:
     backend: str
     file: ModelFile
     heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
+
+    @property
+    def name(self) -> str:
+        """The target's name, for people."""
+        return name_of(self.config.target)
 
     def vetted(self) -> ModelFile:
         """Its file, of which llama.cpp has read in a process of its own what the backend needs.
@@ -78,8 +84,8 @@ class ResolvedPair(ResolvedTarget):
 
     @property
     def draft_name(self) -> str | None:
-        """As the user would write it."""
-        return self.draft.reference if self.draft else None
+        """The draft's name, for people."""
+        return name_of(self.draft.reference) if self.draft else None
 
     def without_draft(self) -> ResolvedPair:
         """The target alone."""
@@ -167,8 +173,7 @@ def draft_for(config: EngineConfig, target: ResolvedTarget | None = None) -> str
         return alias.draft
     with suppress(DuodecError):
         target = target or resolve_target(replace(config, offline=True))
-        found = best_for(target.file.path)
-        return str(found) if found else None
+        return best_for(target.file.path)
     return None
 
 

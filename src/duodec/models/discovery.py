@@ -6,7 +6,6 @@ does not suit is kept in the list with the reason.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,13 +15,14 @@ from pathlib import Path
 
 from duodec.errors import ModelUnreadable
 from duodec.machine.files import cache_folder
+from duodec.models import ollama
 from duodec.models.aliases import ALIASES
 from duodec.models.metadata import ModelMetadata
 
 _MOST_PART = 0.5  # of the target's parameters, above which a draft cannot pay
 _MOST_FILES = 400  # of one place that are looked at
+_OLLAMA = "Ollama's models"
 _NO_DRAFT = re.compile(r"embed|rerank|mmproj")
-_MODEL_LAYER = "application/vnd.ollama.image.model"
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Candidate:
     is_same: bool = False
     fault: str = ""
     is_recurrent: bool = False  # it drafts chains, no trees
+
+    @property
+    def reference(self) -> str:
+        """What names it in a command: its path, or Ollama's name, whose file nobody could read."""
+        return self.name if self.place == _OLLAMA else str(self.path)
 
 
 def candidates(target: Path) -> list[Candidate]:
@@ -59,13 +64,14 @@ def candidates(target: Path) -> list[Candidate]:
 
 
 @cache
-def best_for(target: Path) -> Path | None:
-    """The draft of the target's own vocabulary that `--draft auto` takes: the smallest."""
+def best_for(target: Path) -> str | None:
+    """A reference to the draft of the target's own vocabulary that `--draft auto` takes: the
+    smallest."""
     try:
         first = next(iter(candidates(target)), None)
     except ModelUnreadable:  # loading it tells why
         return None
-    return first.path if first and first.is_same and not first.fault else None
+    return first.reference if first and first.is_same and not first.fault else None
 
 
 def _judged(path: Path, name: str, place: str, target: ModelMetadata) -> Candidate:
@@ -144,19 +150,6 @@ def _llama_folder() -> Path:
 
 
 def _ollama() -> Found:
-    """Ollama names its files by their content; manifests tell what they are."""
-    folder = Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
-    try:
-        manifests = sorted(p for p in (folder / "manifests").rglob("*") if p.is_file())
-    except OSError:
-        return
-    for manifest in manifests[:_MOST_FILES]:
-        try:
-            layers = json.loads(manifest.read_text("utf-8"))["layers"]
-            digests = [one["digest"] for one in layers if one["mediaType"] == _MODEL_LAYER]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        for digest in digests:
-            path = folder / "blobs" / str(digest).replace(":", "-")
-            if path.is_file():
-                yield path, f"{manifest.parent.name}:{manifest.name}", "Ollama's models"
+    for model in ollama.installed():
+        if model.blob:
+            yield model.blob, model.name, _OLLAMA

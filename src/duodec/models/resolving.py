@@ -17,6 +17,7 @@ from duodec.errors import (
     ModelUnreadable,
 )
 from duodec.machine.files import cache_folder
+from duodec.models import ollama
 from duodec.models.aliases import ALIASES
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.contents import check_content, check_gguf
@@ -29,6 +30,7 @@ _HEADS = (  # weights of a target's heads, as they are published
     "medusa_lm_head.safetensors", "medusa_lm_head.pt", "hydra_lm_head.safetensors",
     "hydra_lm_head.pt", "model.safetensors", "pytorch_model.bin",
 )  # fmt: skip
+_OLLAMA = "Ollama"
 Format = Literal["gguf", "safetensors"]
 
 
@@ -41,6 +43,8 @@ def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False)
     path = _existing(reference)
     if path is not None:
         return "safetensors" if is_model_folder(path) else "gguf"
+    if ollama.find(reference):
+        return "gguf"
     hub = parse_hub(reference)
     if hub is None or hub.filename or hub.quant:
         return "gguf"
@@ -52,11 +56,11 @@ def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False)
 
 
 def check_reference(reference: str) -> None:
-    """Raises ModelNotFound for what names neither an alias, a file or folder, nor a repository of
-    the hub, and ModelUnreadable. Fetches nothing."""
+    """Raises ModelNotFound for what names neither an alias, a file or folder, a model of Ollama's,
+    nor a repository of the hub, and ModelUnreadable. Fetches nothing."""
     is_known = reference.strip().lower() in ALIASES or _existing(reference) is not None
-    if not is_known and parse_hub(reference) is None:
-        raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
+    if not is_known and ollama.find(reference) is None and parse_hub(reference) is None:
+        raise _not_found(reference)
 
 
 def resolve_folder(
@@ -73,7 +77,7 @@ def resolve_folder(
         return ModelFile(check_folder(path), reference, "folder", None, None)
     hub = parse_hub(reference)
     if hub is None:
-        raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
+        raise _not_found(reference)
     return fetch_folder(hub, reference, offline=offline or _hub_is_offline(), check=check)
 
 
@@ -113,9 +117,11 @@ def resolve(
     path = _existing(reference)
     if path is not None:
         return ModelFile(check_gguf(path), reference, "file", None, None)
+    if model := ollama.find(reference):
+        return ModelFile(check_gguf(model.file), reference, _OLLAMA, None, None)
     hub = parse_hub(reference)
     if hub is None:
-        raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
+        raise _not_found(reference)
     return hub.resolve(reference, offline=offline)
 
 
@@ -133,8 +139,14 @@ def _existing(reference: str) -> Path | None:
 
 
 def cached_models() -> list[CachedModel]:
-    """Every alias, present or not, then every GGUF file in the hub's cache."""
-    return [_listed(alias) for alias in ALIASES.values()] + hub_listing()
+    """Every alias, present or not, then Ollama's models, then every GGUF file in the hub's
+    cache."""
+    of_ollama = [
+        CachedModel(model.name, model.blob, model.blob.stat().st_size, None, _OLLAMA)
+        for model in ollama.installed()
+        if model.blob
+    ]
+    return [_listed(alias) for alias in ALIASES.values()] + of_ollama + hub_listing()
 
 
 def _resolve_alias(
@@ -189,20 +201,36 @@ def _hub_is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
 
 
+def _not_found(reference: str) -> ModelNotFound:
+    """What a reference that names nothing looks like, and what was meant perhaps."""
+    is_path = "/" in reference or reference.endswith(".gguf")
+    what = f"no such file: {reference}" if is_path else f"no model {reference!r}"
+    return ModelNotFound(f"{what}: {_did_you_mean(reference)}")
+
+
 def _did_you_mean(reference: str) -> str:
     folder = Path(reference).expanduser().parent
     neighbours = {str(folder / path.name): path for path in folder.glob("*.gguf")}
+    of_ollama = [model.name for model in ollama.installed()]
     near = [
-        *difflib.get_close_matches(reference.lower(), ALIASES, n=1),
+        *difflib.get_close_matches(reference.lower(), [*ALIASES, *of_ollama], n=1),
         *difflib.get_close_matches(reference, neighbours, n=1),
     ]
     if near:
         return f"did you mean {near[0]}?"
-    return f"give a GGUF file, hf:owner/repo, or one of {', '.join(ALIASES)}"
+    if closed := ollama.unreadable_folder():
+        return f"if it is Ollama's, allow yourself to read {closed}"
+    own = f"{', '.join(of_ollama[:4])} (Ollama's), " if of_ollama else ""
+    return f"give a GGUF file, hf:owner/repo, {own}or one of {', '.join(ALIASES)}"
 
 
 _YOURS = "it is your own file, which you may delete"
-_NOT_FETCHED = {"file": _YOURS, "folder": _YOURS, "bundled": "it is a part of duodec"}
+_NOT_FETCHED = {
+    "file": _YOURS,
+    "folder": _YOURS,
+    "bundled": "it is a part of duodec",
+    _OLLAMA: "it is Ollama's: `ollama rm` removes it",
+}
 
 
 def remove(file: ModelFile) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from duodec.cli import opening
 from duodec.errors import BadOption, DuodecError
 from duodec.loading.config import EngineConfig
+from duodec.models.ollama import name_of
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
@@ -34,6 +35,11 @@ class ChatModels:
         assert self._llm is not None, "open one first"
         return self._llm
 
+    @property
+    def name(self) -> str:
+        """The target's name, for people."""
+        return name_of(self.target)
+
     def open(self, target: str) -> None:
         """Load a target and its draft. Raises what loading raises, and BadOption for a base model
         in a chat that needs turns."""
@@ -51,8 +57,8 @@ class ChatModels:
         if llm.tokenizer.chat_template is None and not self.is_raw:
             llm.close()
             raise BadOption(
-                f"{target} has no chat template: it is a base model, which continues text; start "
-                "with --raw for that, or choose a model tuned for chats"
+                f"{pair.name} has no chat template: it is a base model, which continues text; "
+                "start with --raw for that, or choose a model tuned for chats"
             )
         self._llm, self.target, self.draft = llm, target, pair.draft_name
 
@@ -67,7 +73,7 @@ class ChatModels:
         except DuodecError as error:
             if self._llm is None:
                 self.open(before)
-            raise BadOption(f"{error}; {before} stays") from error
+            raise BadOption(f"{error}; {name_of(before)} stays") from error
 
     def close(self) -> None:
         """Free the models. Can be called twice."""

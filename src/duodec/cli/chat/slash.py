@@ -18,6 +18,7 @@ from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.methods.registry import method as method_named
+from duodec.models import ollama
 from duodec.models.aliases import ALIASES
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _short(value: object) -> str:
 
 
 def _show(chat: Conversation, rest: str) -> None:
-    say(f"  target {chat.models.target}, draft {chat.models.draft or 'none'}")
+    say(f"  target {chat.models.name}, draft {chat.models.draft or 'none'}")
     say(f"  method {chat.method or DEFAULT_METHOD}")
     say(f"  system {chat.system or 'none'}")
     say(f"  max_tokens {chat.max_tokens or 'none'}")
@@ -124,7 +125,8 @@ def _undo(chat: Conversation, rest: str) -> None:
 
 def _model(chat: Conversation, rest: str) -> None:
     if not rest:
-        say(f"  {chat.models.target}; /model NAME takes another: {', '.join(ALIASES)}, or a file")
+        names = ", ".join([*ALIASES, *(model.name for model in ollama.installed())])
+        say(f"  {chat.models.name}; /model NAME takes another: {names}, or a file")
         return
     chat.models.switch(rest)
     draft = chat.models.draft

@@ -9,11 +9,11 @@ from prompt_toolkit.document import Document
 
 from duodec.cli.chat import slash
 from duodec.methods.registry import METHODS
+from duodec.models import ollama
 from duodec.models.aliases import ALIASES
 
 _FILES = ("/load", "/read", "/save")
 _WORDS = {
-    "/model": tuple(ALIASES),
     "/draft": ("on", "off"),
     "/set": slash.SETTINGS,
     "/set method": ("auto", *METHODS),
@@ -25,6 +25,8 @@ class SlashCompleter(Completer):
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
+        models = (*ALIASES, *(model.name for model in ollama.installed()))
+        self._words = {**_WORDS, "/model": models}
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
@@ -39,5 +41,7 @@ class SlashCompleter(Completer):
         elif before in _FILES:
             yield from self._paths.get_completions(Document(word), complete_event)
         else:
-            fitting = (name for name in _WORDS.get(before.strip(), ()) if name.startswith(word))
+            fitting = (
+                name for name in self._words.get(before.strip(), ()) if name.startswith(word)
+            )
             yield from (Completion(name, -len(word)) for name in fitting)

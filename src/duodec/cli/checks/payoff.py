@@ -257,7 +257,7 @@ def check_trials(target: str, trials: Sequence[DraftTrial]) -> list[Check]:
             f"{'same' if one.candidate.is_same else 'another'} vocabulary): {one.agreement:.0%} of "
             f"first guesses right, {seconds(one.speed.draft_s or 0.0)} a step, about "
             f"{one.speedup:.1f}x plain decoding; duodec chat --target {target} "
-            f"--draft {one.candidate.path}",
+            f"--draft {one.candidate.reference}",
         )
         for i, one in enumerate(sorted(trials, key=lambda trial: -trial.speedup))
     ]
@@ -266,7 +266,7 @@ def check_trials(target: str, trials: Sequence[DraftTrial]) -> list[Check]:
 def check_skipped(found: Sequence[Candidate]) -> list[Check]:
     """Files that cannot draft here, and why; those that are only too large go without saying."""
     return [
-        Check("draft skipped", "ok", f"{one.path} ({one.place}): {one.fault}")
+        Check("draft skipped", "ok", f"{one.reference} ({one.place}): {one.fault}")
         for one in found
         if one.fault and "large" not in one.fault
     ]

@@ -78,7 +78,7 @@ def chat(
         )
         if sys.stdin is not None and sys.stdin.isatty():
             if not quiet:
-                names = models.target + (f" with {models.draft}" if models.draft else "")
+                names = models.name + (f" with {models.draft}" if models.draft else "")
                 say_dim(f"{names}, seed {conversation.sampling.seed}; /? for help, Ctrl-D leaves")
             _talk(conversation, _terminal_reader())
         else:

@@ -73,7 +73,7 @@ def doctor(
         raise resolved.no_draft
     with status("looking at the models and measuring"):
         checks, speed = _examine(resolved, wait)
-    _report(checks, speed, config.target, resolved.draft_name, json)
+    _report(checks, speed, resolved.name, resolved.draft_name, json)
 
 
 def _report(

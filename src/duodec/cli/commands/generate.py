@@ -121,7 +121,7 @@ def generate(
             if json:
                 line = to_json(
                     done,
-                    target=config.target,
+                    target=pair.name,
                     draft=pair.draft_name,
                     seed=sampling.seed,
                     pace_s=engine.pace_s,

@@ -13,7 +13,7 @@ from duodec.cli.output import put, put_table, say_dim, size
 from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:
-    from duodec.models import ModelFile
+    from duodec.models import CachedModel, ModelFile
 
 EPILOG = {
     "list": "Examples:\nduodec list\nduodec list --json\n\n`duodec models` is the same.",
@@ -45,13 +45,13 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def models(context: typer.Context, json: Json = False) -> None:
-    """List known models and the GGUF files in the hub's cache."""
+    """List known models, Ollama's, and the GGUF files in the hub's cache."""
     if context.invoked_subcommand is None:
         list_models(json=json)
 
 
 def list_models(*, json: Json = False) -> None:
-    """List known models and the GGUF files in the hub's cache."""
+    """List known models, Ollama's, and the GGUF files in the hub's cache."""
     from duodec.models import cached_models
 
     found = cached_models()
@@ -77,11 +77,17 @@ def list_models(*, json: Json = False) -> None:
                 model.name,
                 size(model.num_bytes),
                 model.license or "?",
-                "yes" if model.path else f"no: duodec pull {model.name}",
+                _where(model),
             )
             for model in found
         ],
     )
+
+
+def _where(model: CachedModel) -> str:
+    if model.path is None:
+        return f"no: duodec pull {model.name}"
+    return "yes, Ollama's" if model.source == "Ollama" else "yes"
 
 
 @derived
@@ -104,7 +110,9 @@ def pull(
 @derived
 def show(
     *,
-    name: Annotated[str, typer.Argument(help="An alias, hf:owner/repo, a file or a folder.")],
+    name: Annotated[
+        str, typer.Argument(help="An alias, a name of Ollama's, hf:owner/repo, a file or a folder.")
+    ],
     json: Json = False,
 ) -> None:
     """Show what a model is: size, format, vocabulary, licence, file."""
@@ -197,7 +205,7 @@ def drafts(
         ("DRAFT", "PARAMETERS", "SIZE", "PLACE", "USE"),
         [
             (
-                str(one.path),
+                one.reference,
                 f"{one.num_params / 1e6:.0f} M" if one.num_params else "?",
                 size(one.num_bytes),
                 one.place,

@@ -83,7 +83,7 @@ def profile(
         shares_cores = engine.shares_cores
         measured = pair if engine.drafter else pair.without_draft()
         with progress_bar(is_quiet=False) as on_progress:
-            names = (config.target, measured.draft_name)
+            names = (pair.name, measured.draft_name)
             found, held, flaw = profiling.measure_soundly(
                 engine, measured.profile_key, names, on_progress
             )

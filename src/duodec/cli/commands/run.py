@@ -17,6 +17,7 @@ EPILOG = """
 Examples:
 duodec run smollm2
 duodec run smollm2 "Why is the sky blue?"
+duodec run qwen2.5-coder:1.5b  # if Ollama has it
 duodec run ./Qwen2.5-7B-Instruct-Q4_K_M.gguf -md hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF
 duodec run qwen2.5-coder-1.5b -f sort.py -p "Explain this."
 duodec run smollm2 "Name three colours." --json
@@ -36,7 +37,8 @@ def _options(command: Callable[..., None]) -> dict[str, inspect.Parameter]:
 def _run(
     *,
     model: Annotated[str, typer.Argument(
-        help="A GGUF file, a folder of safetensors, hf:owner/repo[:quant], or an alias.",
+        help="A name of Ollama's, an alias (see `duodec list`), hf:owner/repo[:quant], a GGUF "
+        "file, or a folder of safetensors.",
         show_default=False
     )],
     prompt: Annotated[

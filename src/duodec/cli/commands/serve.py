@@ -23,6 +23,7 @@ from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
 from duodec.machine.install import install_command
 from duodec.models import check_reference
+from duodec.models.ollama import name_of
 from duodec.server.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ def additional_models(
 
 def served_name(target: str) -> str:
     """A target's name without its folders."""
+    if (name := name_of(target)) != target:
+        return name
     path = Path(target).expanduser()
     return path.name if "/" in target and path.exists() else target
 

@@ -170,7 +170,7 @@ def _halves(config: EngineConfig, method: str, is_quiet: bool) -> Iterator[list[
     sock = process.listen(settings)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     with ExitStack() as stack:
-        with status(f"loading {config.target}", is_quiet=is_quiet):
+        with status(f"loading {settings.model}", is_quiet=is_quiet):
             service = Service(settings, {settings.model: source})
             stack.enter_context(process.in_background(service, sock))
         drafts = {"speculation": {"method": method}}
