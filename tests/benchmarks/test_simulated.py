@@ -8,7 +8,6 @@ import pytest
 from fakes.decoding import FakeTokenizer
 
 from benchmarks.decoding.simulated import ALL, ON_GPU, Runs, _bytes_a_second
-from duodec.core.traits import Widths
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds import Parts
@@ -20,6 +19,7 @@ from duodec.bench.beds.virtual import PricedModel, StepTable
 from duodec.bench.recording import Conversation, record
 from duodec.bench.tasks import Prompt
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.traits import Widths
 from duodec.llm import LLM
 from duodec.methods.registry import method
 from duodec.planning.costs import Costs
@@ -40,7 +40,7 @@ def answered(sampling: SamplingParams) -> tuple[Runs, list[Conversation]]:
     bed = SimulatedBed(parts, TableTarget(MODEL), slow, padded, HOST)
     on_gpu = replace(
         bed,
-        curve=LatencyCurve(CURVE, 0.0, Shape("chain", Widths.only()has_branches=False)),
+        curve=LatencyCurve(CURVE, 0.0, Shape("chain", has_branches=False)),
         model=PricedModel(MODEL.load(), StepTable(((1, STEP_S), (2, STEP_S)))),
         handover_s=0.0,
     )
