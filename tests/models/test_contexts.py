@@ -100,7 +100,7 @@ def loaded_on(
     **options: Any,
 ) -> list[str]:
     """The devices that a model of 4 GiB is loaded on; an empty list leaves it to llama.cpp."""
-    found = [devices.Device(name, "", 24 * GIB, name in integrated) for name in free]
+    found = [devices.Device(name, "", name in integrated) for name in free]
 
     def load(*_: Any, on: list[devices.Device], **__: Any) -> None:
         raise Loaded([device.name for device in on])

@@ -314,7 +314,7 @@ def test_without_a_compiler_setup_takes_that_of_the_package_index(
     monkeypatch.setattr(native, "install", lambda *_: None)
     monkeypatch.setattr(cuda_runtime, "linked", list)
     monkeypatch.setattr(self_test, "check", lambda: None)
-    monkeypatch.setattr(devices, "every", lambda lib: [Device("CUDA0", "a GPU", 1 << 30)])
+    monkeypatch.setattr(devices, "every", lambda lib: [Device("CUDA0", "a GPU")])
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
 
     fake.write_text(PIP.format(is_offline=True))
@@ -386,7 +386,7 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
     def no_pip():  # type: ignore[no-untyped-def]
         yield []
 
-    seen = [Device("CUDA0", "a GPU", 1 << 30)]
+    seen = [Device("CUDA0", "a GPU")]
     monkeypatch.setattr("duodec.machine.install.pip_command", no_pip)
     monkeypatch.setattr(native, "find_or_build", build)
     monkeypatch.setattr(native, "install", lambda *_: None)
@@ -415,7 +415,7 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
 # --- devices by name
 
 
-FOUND = [Device("CUDA0", "one", 8), Device("CUDA1", "two", 8), Device("Vulkan0", "three", 8)]
+FOUND = [Device("CUDA0", "one"), Device("CUDA1", "two"), Device("Vulkan0", "three")]
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_names_of_every_backend_are_known() -> None:
         "MTL0": "metal",
         "SYCL2": "sycl",
     }
-    assert {name: Device(name, "", 0).kind for name in names} == names
+    assert {name: Device(name, "").kind for name in names} == names
 
 
 def test_layers_for_a_gpu_are_refused_by_a_build_without_one(

@@ -27,7 +27,6 @@ class Device:
 
     name: str  # llama.cpp's, as Vulkan0
     description: str  # the vendor's
-    total_bytes: int
     is_integrated: bool = False  # its memory is the machine's
 
     @property
@@ -38,7 +37,8 @@ class Device:
 
 
 def every(lib: Any) -> list[Device]:
-    """All of this build, in llama.cpp's order; none for a build without a GPU."""
+    """All of this build, in llama.cpp's order; none for a build without a GPU. None of them is
+    asked for its memory, which would make a context on it."""
     return [_describe(lib, pointer) for pointer in _pointers(lib)]
 
 
@@ -96,7 +96,7 @@ def fewest(lib: Any, chosen: Sequence[Device], num_bytes: int) -> list[Device]:
 def free_bytes(lib: Any, chosen: Sequence[Device] = ()) -> int:
     """Free memory of some devices together, or of all, as far as their drivers tell."""
     names = {device.name for device in chosen or every(lib)}
-    return sum(_memory(lib, p)[0] for p in _pointers(lib) if _describe(lib, p).name in names)
+    return sum(_free_bytes(lib, p) for p in _pointers(lib) if _describe(lib, p).name in names)
 
 
 def _pointers(lib: Any) -> list[int]:
@@ -113,16 +113,14 @@ def _describe(lib: Any, pointer: int) -> Device:
     return Device(
         name(pointer).decode(),
         words(pointer).decode(),
-        _memory(lib, pointer)[1],
         kind(pointer) == _INTEGRATED,
     )
 
 
-def _memory(lib: Any, pointer: int) -> tuple[int, int]:
-    """Free and total bytes."""
+def _free_bytes(lib: Any, pointer: int) -> int:
     sizes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml(lib, "ggml_backend_dev_memory", None, *sizes)(
         pointer, ctypes.byref(free), ctypes.byref(total)
     )
-    return free.value, total.value
+    return free.value
