@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from time import perf_counter, sleep
 from typing import Any
 
+import psutil
 import pytest
 from fakes import TESTS
 from fakes.server import until
@@ -347,3 +348,128 @@ def test_the_end_leaves_what_cannot_be_interrupted(work: str, counter: str, most
         assert perf_counter() - begin_s < most_s
         asking.join()
     assert not any("Traceback" in line for line in server.lines)
+
+
+# --- signals, whatever the server does
+
+_LOADING = """\
+    print("loading", flush=True)
+    __import__("time").sleep(60)
+"""
+_BLOCKING = """
+from duodec.server.service import Service
+Service.props = lambda service, name: {}
+"""
+_IN_PYTHON = "exec('while True: pass')"
+_IN_C = "sum(__import__('itertools').repeat(1))"  # which holds Python's lock and hears no signal
+_GRACE_S, _MOST_S = 1, 7.5  # what docs/server.md says, and a moment
+
+
+def _working(work: str) -> str:
+    """The program, in which this work takes a minute, or for ever."""
+    if work == "loading":
+        return PROGRAM.replace("    return engine\n", _LOADING + "    return engine\n")
+    blocking = _BLOCKING.format(_IN_C if work == "blocked in C" else _IN_PYTHON)
+    prefill = PROGRAM.replace("    return engine\n", _COMPUTING)
+    program = prefill if work == "prefill" else PROGRAM
+    return program.replace("\nllm.load,", f"{blocking}llm.load,")
+
+
+@contextmanager
+def _busy_with(work: str) -> Iterator[Process]:
+    """A server in the midst of this work."""
+    long = {"max_tokens": 3000, "prompt": "a" * (99 if work == "prefill" else 1)}
+    with serving("--grace", str(_GRACE_S), program=_working(work)) as server:
+        if work == "loading":
+            assert server.process.stdout is not None
+            assert server.process.stdout.readline() == "loading\n"
+            yield server
+            return
+        with closing(server.wait_ready()) as http:
+            if work in ("decoding", "prefill"):
+                asking = Thread(target=lambda: _ignored(http, "POST", "/v1/completions", long))
+                asking.start()
+                until(lambda: "num_requests_running 1.0" in http.get("/metrics").text)
+                yield server
+            elif work.startswith("blocked"):
+                asking = Thread(target=lambda: _ignored(http, "GET", "/props", None))
+                asking.start()
+                until(lambda: _is_blocked(server))
+                yield server
+            else:
+                yield server
+                return
+            server.process.kill()
+            asking.join()
+
+
+def _ignored(http: httpx.Client, method: str, path: str, body: Any) -> None:
+    with suppress(httpx.TransportError):
+        http.request(method, path, json=body)
+
+
+def _is_blocked(server: Process) -> bool:
+    try:
+        httpx.get(f"{server.url}/health", timeout=0.5)
+    except httpx.TimeoutException:
+        return True
+    return False
+
+
+_WORKS = ("idle", "loading", "decoding", "prefill", "blocked in Python", "blocked in C")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "number"),
+    [*((work, signal.SIGTERM) for work in _WORKS), ("decoding", signal.SIGHUP),
+     ("blocked in C", signal.SIGINT)],
+)  # fmt: skip
+def test_one_signal_ends_it_within_its_time_whatever_it_does(work: str, number: int) -> None:
+    with _busy_with(work) as server:
+        begin_s = perf_counter()
+        assert server.end(number) == 0
+        assert perf_counter() - begin_s < _MOST_S
+    assert not any("Traceback" in line for line in server.lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", _WORKS[1:])
+def test_a_second_signal_ends_it_at_once_whatever_it_does(work: str) -> None:
+    with _busy_with(work) as server:
+        server.process.send_signal(signal.SIGTERM)
+        sleep(0.1)
+        begin_s = perf_counter()
+        assert server.end(signal.SIGINT) == 0
+        assert perf_counter() - begin_s < 0.5
+    assert not any("Traceback" in line for line in server.lines)
+
+
+@pytest.mark.slow
+def test_the_processes_that_it_started_end_with_it() -> None:
+    blocked = _BEGUN.replace("main()", f"{_BLOCKING.format(_IN_C)}main()")
+    options = ("-m", str(_SMALL), "--draft", str(_SMALL), "--context", "128")
+    with serving(*options, program=blocked) as server, closing(server.wait_ready()) as http:
+        body = {"prompt": "Once", "max_tokens": 20, "structured_outputs": {"regex": "[a-z ]+"}}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(children) > 1, "a drafter, and what tries grammars"
+        asking = Thread(target=lambda: _ignored(http, "GET", "/props", None))
+        asking.start()
+        until(lambda: _is_blocked(server))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end(signal.SIGTERM) == 0
+        asking.join()
+        until(lambda: not any(child.is_running() for child in children), 5)
+
+
+def test_a_terminal_that_closes_ends_no_server_that_ignores_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        with serving() as server, closing(server.wait_ready()) as http:
+            server.process.send_signal(signal.SIGHUP)
+            sleep(0.3)
+            assert http.get("/health").status_code == 200
+            assert server.end(signal.SIGTERM) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -15,7 +15,6 @@ from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
 INTERRUPTED = 130  # as a shell reports SIGINT
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -24,9 +23,18 @@ def is_server(arguments: Sequence[str]) -> bool:
     return list(arguments[:1]) == ["serve"]
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a server. The end of a terminal or session (SIGHUP) is one of them,
+    unless `nohup` has it ignored; Windows has none."""
+    hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)
+    if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
+        return (signal.SIGINT, signal.SIGTERM)
+    return (signal.SIGINT, signal.SIGTERM, hangup)
+
+
 @contextmanager
 def ended_quietly() -> Iterator[None]:
-    """While entered, SIGINT and SIGTERM end the process with status 0, wherever it is.
+    """While entered, `ending_signals` end the process with status 0, wherever it is.
 
     A server that serves nobody yet, or no longer, is done; SIGINT is heard even where a shell has
     it ignored."""
@@ -43,12 +51,15 @@ def ended_quietly() -> Iterator[None]:
 
 def end_quietly() -> dict[int, Any]:
     """Let signals end the process with status 0: what they did before."""
-    return {number: signal.signal(number, lambda number, frame: os._exit(0)) for number in _SIGNALS}
+    return {
+        number: signal.signal(number, lambda number, frame: os._exit(0))
+        for number in ending_signals()
+    }
 
 
 def ignore_signals() -> None:
     """Python is ending, and would let them end it in their own way."""
-    for number in _SIGNALS:
+    for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)
 
 

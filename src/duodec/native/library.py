@@ -23,6 +23,7 @@ Numbers = Union["array[int]", "array[float]"]
 _RESULTS_AND_ARGUMENTS = {
     "duodec_max_order": (c_int64, []),
     "duodec_num_candidates": (c_int64, []),
+    "duodec_end_after": (None, [c_void_p, c_int64, c_int64]),
     "duodec_draw": (
         c_int64,
         [c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_void_p],

@@ -6,10 +6,12 @@ import asyncio
 import errno
 import gc
 import logging
+import math
 import os
 import signal
 import socket
 import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread, current_thread, main_thread
@@ -19,17 +21,20 @@ from typing import NoReturn
 import uvicorn
 
 from duodec.errors import BadOption
+from duodec.machine.signals import ending_signals
+from duodec.native.library import address, library
 from duodec.server.app import make_app
 from duodec.server.http.connections import Connections, allow_open_files
 from duodec.server.logs import log
 from duodec.server.service import Service
 from duodec.server.settings import Settings
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_MARGIN_S = 5.0  # for what is left when all responses have ended
-_LOOK_S = 0.1  # between two looks for a second signal
+_LONGEST_MARGIN_S = 5.0  # after the time that running requests are given, for all that follows
+_MARGIN_S = 3.0  # for connections that are left when all responses have ended
+_MOST_S = 10**9  # that the system's timer counts, and some decades
+_LOOK_S = 0.1  # between two looks whether it shall end at once
 _SWITCH_S = 0.001  # after which threads that prepare requests make way: Python's own is 5 ms
-_COMPUTING_MARGIN_S = 5.0  # for the forward pass that is under way
+_COMPUTING_MARGIN_S = 3.0  # for the forward pass that is under way
 _LOADING_MARGIN_S = 0.5  # for a model that is loading still
 
 
@@ -153,11 +158,15 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A signal ends the server, a second one at once; the process then ends by itself."""
+        """A signal ends the server; the process then ends by itself. A second one ends the process
+        at once, and so does the end of its time, whatever this thread is busy with."""
         if current_thread() is not main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        numbers = array("q", ending_signals())
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        longest_s = math.ceil(self._service.settings.grace_s + _LONGEST_MARGIN_S)
+        library().duodec_end_after(address(numbers), len(numbers), min(longest_s, _MOST_S))
         try:
             yield
         finally:
@@ -165,7 +174,6 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
         self.should_exit = True
 
 
