@@ -55,7 +55,7 @@ def test_what_is_wrong_is_told_with_the_words(words: str, told: str) -> None:
 
 @pytest.mark.parametrize("words", ["a=nosuch.gguf", "a=", "nosuch"])
 def test_a_model_that_nobody_has_is_refused_before_anything_is_loaded(words: str) -> None:
-    with pytest.raises(ModelNotFound, match="no model|no such file"):
+    with pytest.raises(ModelNotFound, match=r"no model|no such file"):
         additional_models([words], FIRST, "smollm2")
 
 
