@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -29,7 +30,7 @@ from fakes.schemas import explosive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec import LLM, Finished, SamplingParams
+from duodec import LLM, Delta, Finished, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.grammar import llguidance
 from duodec.backends.grammar import trial as grammar_trial
@@ -203,7 +204,7 @@ def test_a_row_is_cut_to_what_the_mask_knows() -> None:
     assert masked(row[:1], some).tolist() == [1.0]
     assert masked(row, None) is row
     assert masked(row, ~some).tolist() == [-np.inf, 2.0, -np.inf]
-    assert masked(row[:1], ~some).tolist() == [1.0]  # nothing would be left
+    assert masked(row[:1], ~some).tolist() == [-np.inf]
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class Only:
 
     tokens: tuple[int, ...]
     num_vocab: int
+    ends: tuple[int, ...] = ()
 
     def close(self) -> None:
         """It holds nothing."""
@@ -306,11 +308,6 @@ def test_drafts_without_the_mask_are_refused_and_change_nothing() -> None:
     """A draft model that does not know its vocabulary's texts."""
     sampling = SamplingParams(temperature=0.8, grammar=SCHEMA, seed=3)
 
-    class Unmasked(InlineDrafter):
-        def submit(self, request) -> None:
-            plain = replace(request.sampler, mask=None)
-            super().submit(replace(request, sampler=plain))
-
     found = answer(engine_with(Unmasked(MODEL.load())), "sps", sampling)
     assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
 
@@ -331,12 +328,96 @@ def test_a_slow_or_dead_drafter_changes_no_text_of_a_grammar(method: str, drafte
     assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
 
 
-def test_a_bias_that_bans_all_that_the_grammar_allows_wins() -> None:
-    grammar = Grammar("regex", "b{3}")
-    sampling = SamplingParams(grammar=grammar, logit_bias={LETTERS.find("b"): -np.inf})
-    for temperature in (0.0, 1.0):
-        found = answer(engine_with(None), "ar", replace(sampling, temperature=temperature), 5)
-        assert "b" not in found.text
+# --- a grammar that bans leave nothing of
+
+ANY_END = MODEL.num_vocab - 1
+HALF_WAY = Grammar("regex", "a[bcd]{2}(xy|b{9})")
+ENDING = Grammar("regex", "a[bcd]{2,4}")
+
+
+def banned(*tokens: int) -> dict[int, float]:
+    return dict.fromkeys(tokens, -np.inf)
+
+
+def drafted_for(wanted: Sequence[int]) -> list[LLM]:
+    """Engines that draft what plain decoding gives and go on with what no grammar allows."""
+    known = FakeDatastore([[*PROMPT, *wanted, *range(12)], [*PROMPT, *wanted, ANY_END, *range(9)]])
+    return [
+        engine_with(InlineDrafter(NOISY.load()), known),
+        engine_with(InlineDrafter(MODEL.load()), known),
+        engine_with(Unmasked(MODEL.load()), known),
+    ]
+
+
+class Unmasked(InlineDrafter):
+    """A draft model that does not know its vocabulary's texts, nor what is banned."""
+
+    def submit(self, request) -> None:
+        plain = replace(request.sampler, mask=None)
+        plain = replace(plain, params=replace(plain.params, logit_bias={}))
+        super().submit(replace(request, sampler=plain))
+
+
+def refused(engine: LLM, method: str, sampling: SamplingParams) -> tuple[str, str]:
+    """The text that came before it was refused, and why."""
+    said, why = "", ""
+    with pytest.raises(BadOption) as caught:
+        for event in engine.stream(list(PROMPT), replace(sampling, max_tokens=60), method=method):
+            said += event.text if isinstance(event, Delta) else ""
+    why = str(caught.value)
+    return said, why
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", WITHOUT_HEADS)
+def test_where_bans_leave_nothing_of_a_grammar_a_text_is_refused(
+    method: str, temperature: float
+) -> None:
+    bans = banned(*map(LETTERS.find, "bx"))
+    for seed in range(3):
+        sampling = SamplingParams(
+            temperature=temperature, grammar=HALF_WAY, logit_bias=bans, seed=seed
+        )
+        plain = refused(engine_with(None), "ar", sampling)
+        assert plain[0] == "" or re.fullmatch("a[cd]{0,2}", plain[0])
+        assert "token 4 of the completion cannot be drawn: every token that" in plain[1]
+        for engine in drafted_for([LETTERS.find(letter) for letter in "acd"]):
+            assert refused(engine, method, sampling)[1] == plain[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", WITHOUT_HEADS)
+def test_a_text_ends_with_its_grammar_though_its_end_is_banned(
+    method: str, temperature: float
+) -> None:
+    ends = [token for token in range(MODEL.num_vocab) if Letters(ends=True).is_end(token)]
+    for seed in range(3):
+        sampling = SamplingParams(
+            temperature=temperature, grammar=ENDING, logit_bias=banned(*ends), seed=seed
+        )
+        plain = answer(engine_with(None), "ar", sampling)
+        assert re.fullmatch("a[bcd]{4}", plain.text)
+        for engine in drafted_for(plain.tokens):
+            found = answer(engine, method, sampling)
+            assert found.finish_reason == "stop"
+            assert re.fullmatch("a[bcd]{4}", found.text)
+            if method != "sps-rejection":
+                assert found.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("method", WITHOUT_HEADS)
+def test_a_text_that_ends_before_knows_nothing_of_it(method: str) -> None:
+    """By a token of its own, beyond which drafts go on."""
+    bans = banned(*map(LETTERS.find, "bx"))
+    for last in (LETTERS.find("c"), LETTERS.find("d")):
+        sampling = SamplingParams(
+            grammar=Grammar("regex", "a[cd](xy|b{9})"), logit_bias=bans, stop_token_ids=(last,)
+        )
+        sampling = replace(sampling, logit_bias={**bans, last: 99.0})
+        plain = answer(engine_with(None), "ar", sampling)
+        assert plain.tokens == (LETTERS.find("a"), last)
+        for engine in drafted_for(plain.tokens):
+            assert answer(engine, method, sampling).tokens == plain.tokens
 
 
 def test_a_vocabulary_is_read_once_for_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
@@ -26,18 +27,21 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
 from duodec.core.sampling import noise
+from duodec.core.sampling.grammar import GrammarEnded
 from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler
 from duodec.core.turns import InTurns
 from duodec.core.verify import rejection, verify
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest
+from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, Method
 from duodec.methods.request import NoDatastore, NoDrafter
 
 T = TypeVar("T")
 Tokens = tuple[int, ...]
 Rule = Callable[[Tokens], Sequence[int]]
+ENDED, REFUSED = (-1,), (-2,)  # in place of a token where none is left to draw
 
 
 class ScriptedDice:
@@ -140,28 +144,39 @@ class DistributionTable(TableModel):
         return np.array(cells, dtype=np.float32) / np.float32(self.num_cells)
 
     def product_distribution(
-        self, prompt: Sequence[int], num_tokens: int, mask: Rule = lambda answer: (1,) * 99
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        mask: Rule = lambda answer: (1,) * 99,
+        ends: Tokens = (),
     ) -> dict[Tokens, float]:
         """The distribution of the first tokens after a prompt, by multiplication. Where tokens are
-        masked, the others share their part."""
+        masked, the others share their part; where none is left, the text ends or is refused."""
         distribution = {(): 1.0}
         for _ in range(num_tokens):
             longer = {}
             for tokens, p in distribution.items():
+                if tokens[-1:] in (ENDED, REFUSED):
+                    longer[tokens] = p
+                    continue
                 cells = self.cells((*prompt, *tokens))
                 kept = [count * may for count, may in zip(cells, mask(tokens), strict=False)]
                 for token, count in enumerate(kept):
                     if count:
                         longer[(*tokens, token)] = p * count / sum(kept)
+                if not sum(kept):
+                    is_end = any(mask(tokens)[end] for end in ends)
+                    longer[(*tokens, *(ENDED if is_end else REFUSED))] = p
             distribution = longer
         return distribution
 
 
 @dataclass(frozen=True)
 class RuleMask:
-    """A mask by a rule of the answer."""
+    """A mask by a rule of the answer; it may end where its rule allows an end token."""
 
     rule: Rule
+    ends: tuple[int, ...] = ()
 
     def close(self) -> None:
         """It holds nothing."""
@@ -201,7 +216,8 @@ class DiceSampler(Sampler):
         """The coupled guess first, then the others by probability."""
         if context.position >= self.end:
             return np.empty(0, dtype=np.int64), np.empty(0)
-        row = self._masked(row, context)
+        with suppress(GrammarEnded, BadOption):
+            row = self._masked(row, context)
         drawn = self._drawn(row, context)
         others = [t for t in np.argsort(-row, kind="stable").tolist() if t != drawn]
         tokens = np.array([drawn, *others][:k])
@@ -211,7 +227,8 @@ class DiceSampler(Sampler):
         if self.mask is None:
             return row
         kept = row * self.mask.allowed(context.completion(self.num_prompt_tokens))
-        assert kept.any(), "a mask that leaves nothing"
+        if not kept.any():
+            raise self.nothing_left(context)
         return kept / kept.sum()
 
     def _drawn(self, row: Row, context: Context) -> int:
@@ -277,6 +294,7 @@ class Case:
     is_late: bool = False
     takes_turns: bool = False  # drafter and target, on the same cores
     mask: Rule | None = None  # by the completion so far
+    ends: Tokens = ()  # tokens that end it, which the target's table bans
     has_heads: bool = False  # the target's own, which read the draft's table
 
 
@@ -312,7 +330,7 @@ def taught(name: str, case: Case) -> Method:
     less: it remembers them, and the target's rows."""
     method = instance(name, ScriptedDice(()))
     for prompt in (case.prompt, case.prompt[:-1]):
-        sampler = Sampler(mask=RuleMask(case.mask) if case.mask else None)
+        sampler = Sampler(mask=RuleMask(case.mask, case.ends) if case.mask else None)
         sampler = replace(sampler, num_prompt_tokens=len(prompt))
         session = Session(
             target=TableTarget(case.target),
@@ -322,8 +340,9 @@ def taught(name: str, case: Case) -> Method:
             costs=FixedBudget(case.budget),
             clock=TickingClock(),
         )
-        for _ in decode_rounds(method, session):
-            pass
+        with suppress(BadOption):  # where no token is left to draw
+            for _ in decode_rounds(method, session):
+                pass
     return method
 
 
@@ -332,6 +351,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
     taught, which then drafts with what it remembers and without a model."""
     witness = Witness()
     teacher = taught(name, case) if is_taught else None
+    mask = RuleMask(case.mask, case.ends) if case.mask else None
 
     def run(dice: ScriptedDice) -> Tokens:
         drafter = WitnessDrafter(case.draft.load(), is_late=case.is_late)
@@ -344,7 +364,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
             drafter=NoDrafter() if teacher else drafter,
             sampler=DiceSampler(
                 num_prompt_tokens=len(case.prompt),
-                mask=RuleMask(case.mask) if case.mask else None,
+                mask=mask,
                 dice=dice,
                 num_cells=case.target.num_cells,
                 end=len(case.prompt) + case.room,
@@ -358,23 +378,29 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
         tokens: list[int] = []
         guess: int | None = None  # the likeliest first token of the last draft
         method = deepcopy(teacher) if teacher else instance(name, dice)
-        for num_rounds, done in enumerate(decode_rounds(method, session)):
-            assert done.tokens, "a round without a token"
-            witness.num_accepted += done.num_accepted
-            witness.num_scored += done.num_scored
-            witness.longest = max(witness.longest, done.num_scored)
-            witness.num_refused += done.num_accepted < done.num_scored
-            witness.num_contended += session.is_contended
-            if done.num_scored and guess is not None and guess != tokens[-1]:
-                witness.num_branches_taken += 1
-            # what was asked for before this round's forward pass
-            num_drafts = target.num_drafts[num_rounds]
-            ahead = drafter.drafts[num_drafts - 1] if num_drafts else Draft()
-            guess = ahead.tokens[0] if method.is_overlapped and len(ahead) else None
-            tokens += done.tokens
-            if len(tokens) >= case.num_tokens:
-                break
+        try:
+            for num_rounds, done in enumerate(decode_rounds(method, session)):
+                assert done.tokens, "a round without a token"
+                witness.num_accepted += done.num_accepted
+                witness.num_scored += done.num_scored
+                witness.longest = max(witness.longest, done.num_scored)
+                witness.num_refused += done.num_accepted < done.num_scored
+                witness.num_contended += session.is_contended
+                if done.num_scored and guess is not None and guess != tokens[-1]:
+                    witness.num_branches_taken += 1
+                # what was asked for before this round's forward pass
+                num_drafts = target.num_drafts[num_rounds]
+                ahead = drafter.drafts[num_drafts - 1] if num_drafts else Draft()
+                guess = ahead.tokens[0] if method.is_overlapped and len(ahead) else None
+                tokens += done.tokens
+                if len(tokens) >= case.num_tokens:
+                    break
+        except BadOption:
+            last = REFUSED
+        else:
+            last = ENDED if session.finish_reason == "stop" else ()
         assert session.text[len(case.prompt) :].tolist() == tokens
+        tokens += last
         for draft in drafter.drafts:
             witness.widest = max(witness.widest, sum(p == ROOT for p in draft.parents))
         return tuple(tokens[: case.num_tokens])
@@ -388,7 +414,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
 def assert_exact(name: str, case: Case, *, is_taught: bool = False) -> Witness:
     """The distribution of a method's first tokens is the target's product distribution."""
     witness = survey(name, case, is_taught=is_taught)
-    masked = {"mask": case.mask} if case.mask else {}
+    masked = {"mask": case.mask, "ends": case.ends} if case.mask else {}
     wanted = case.target.product_distribution(case.prompt, case.num_tokens, **masked)
     assert_same_distribution(witness.distribution, wanted)
     return witness
@@ -493,6 +519,14 @@ def _in_threes(answer: Tokens) -> Sequence[int]:
     return tuple(np.roll(allowed, answer[-1]).tolist()) if turn else allowed
 
 
+def _to_nothing(answer: Tokens) -> Sequence[int]:
+    """Every token but the last, which a target may ban; from two tokens on, only the last, or two
+    others after a 1."""
+    if len(answer) < 2:
+        return (1, 1, 1, 0)
+    return (1, 0, 1, 1) if answer[-1] == 1 else (0, 0, 0, 1)
+
+
 def _three(rule: Callable[[Tokens], Sequence[int]], num_cells: int = 4) -> DistributionTable:
     return DistributionTable(num_vocab=3, num_cells=num_cells, rule=rule)
 
@@ -504,6 +538,14 @@ MASKED = Case(
     DistributionTable(rule=_turned(2, 1, 1, 0)),
     DistributionTable(rule=_turned(1, 1, 1, 1)),
     mask=_in_threes,
+)
+
+ENDING = Case(
+    "ending",
+    DistributionTable(rule=lambda prefix: (1, 2, 1, 0) if prefix[-1] else (2, 1, 1, 0)),
+    DistributionTable(rule=lambda prefix: (1, 2, 1, 0) if prefix[-1] else (1, 0, 1, 2)),
+    mask=_to_nothing,
+    ends=(3,),
 )
 
 CASES = [
@@ -535,6 +577,10 @@ CASES = [
     replace(FULL_SUPPORT, name="heads", has_heads=True),
     MASKED,
     replace(MASKED, name="masked, draft is target", draft=MASKED.target),
+    ENDING,
+    replace(ENDING, name="ending, draft is target", draft=ENDING.target),
+    replace(ENDING, name="refused", ends=()),
+    replace(ENDING, name="refused, draft is target", ends=(), draft=ENDING.target),
 ]
 
 # coins in place of four cells: long texts, so long chains and several rounds of them

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("loops_in_python")
 ALL_CASES = [*CASES, *DEEP_CASES]
 QUICK = (
     "draft is target", "unrelated", "full support", "masked", "deep, draft is target",
-    "deep, unrelated",
+    "deep, unrelated", "ending", "refused",
 )  # fmt: skip
 LEARNING = [name for name in METHODS if METHODS[name]().learns]
 DRAFTING = [name for name in METHODS if name != "ar"]

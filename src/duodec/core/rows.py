@@ -58,14 +58,13 @@ def descending(values: Row) -> NDArray[np.int64]:
 
 
 def masked(row: Row, allowed: NDArray[np.bool_] | None) -> Row:
-    """The row with -inf where a token is not ``allowed`` or beyond the end of ``allowed``. The row
-    itself if no token would be left, as in a draft's smaller vocabulary."""
+    """The row with -inf where a token is not ``allowed`` or beyond the end of ``allowed``."""
     if allowed is None:
         return row
     size = min(len(row), len(allowed))
     kept = np.full_like(row, -np.inf)
     np.copyto(kept[:size], row[:size], where=allowed[:size])
-    return kept if kept.max() > -np.inf else row
+    return kept
 
 
 def log_normaliser(row: Row) -> float:

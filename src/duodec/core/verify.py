@@ -18,8 +18,9 @@ import numpy as np
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Heads, Proposed, Query, Scores
 from duodec.core.sampling import noise
+from duodec.core.sampling.grammar import GrammarEnded
 from duodec.core.sampling.sampler import Distribution, Draw, Sampler
-from duodec.errors import ComputeFailed
+from duodec.errors import BadOption, DuodecError
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Verdict:
     """The result of one verification.
 
     The walk ended at node ``end`` (ROOT: nothing was accepted). ``final`` is the target's own token
-    there. It is None when the walk ran past what was scored: ``end`` was accepted, but the token
-    after it is not known yet.
+    there. It is None when the walk ran past what was scored, or to a row without a draw: ``end``
+    was accepted, but the token after it is not known yet.
     """
 
     accepted: tuple[int, ...]  # draft tokens, in order
@@ -53,11 +54,20 @@ def keyed(draft: Draft, scores: Scores, node: int) -> tuple[Draw, int | None]:
 
 
 def verify(draft: Draft, scores: Scores, rule: Rule = keyed) -> Verdict:
-    """Walk the tree from the root as far as it was scored."""
+    """Walk the tree from the root as far as it was scored.
+
+    A row that has no draw raises at the root. Deeper in the tree it ends the walk: the text may
+    have ended before it, and where it has not, the row is the next one's root.
+    """
     accepted: list[int] = []
     node, margin = ROOT, math.inf
     while node + 1 < scores.num_rows:
-        draw, child = rule(draft, scores, node)
+        try:
+            draw, child = rule(draft, scores, node)
+        except (DuodecError, GrammarEnded):
+            if node == ROOT:
+                raise
+            break
         margin = min(margin, draw.margin)
         if child is None:
             return Verdict(tuple(accepted), node, draw.token, margin)
@@ -79,11 +89,14 @@ def propose(
     begin_s = perf_counter()
     try:
         verdict = verify(query.draft, scores)
-    except ComputeFailed:  # which its request will be told
+    except (DuodecError, GrammarEnded):  # which its request will be told
         return Proposed()
     if verdict.final is None:  # nothing is known of the token after the draft
         return Proposed()
-    tree = query.heads.grow(heads_at(verdict), depth)
+    try:
+        tree = query.heads.grow(heads_at(verdict), depth)
+    except BadOption:  # of a mask that cannot be followed there
+        return Proposed()
     return Proposed(tree, perf_counter() - begin_s)
 
 

@@ -13,8 +13,10 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import noise
+from duodec.core.sampling.grammar import GrammarEnded
 from duodec.core.sampling.sampler import Context, Distribution
 from duodec.core.verify import draw_from
+from duodec.errors import BadOption
 
 MAX_SEQUENCES = 8
 
@@ -58,7 +60,10 @@ class SampledChain:
         for _ in range(self.num_tokens):
             tree = Draft.chain(tokens)
             ((row, context),) = rows_after(model, request, tree, [tree.leaf()])
-            distributions.append(request.sampler.distribution(row, context))
+            try:
+                distributions.append(request.sampler.distribution(row, context))
+            except (BadOption, GrammarEnded):  # there is nothing to draw
+                return
             tokens.append(
                 draw_from(distributions[-1], request.sampler.key(context.position, noise.DRAFT))
             )

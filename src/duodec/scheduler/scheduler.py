@@ -24,6 +24,7 @@ from duodec.core.protocols import (
     Scores,
     Target,
 )
+from duodec.core.sampling.grammar import GrammarEnded
 from duodec.errors import ComputeFailed
 from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait
@@ -265,6 +266,8 @@ class Scheduler:
             need = entry.loop.send(result)
         except StopIteration:
             pass
+        except GrammarEnded:
+            request.finish_reason = "stop"
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(entry, error)
             return

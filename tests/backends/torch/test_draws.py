@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,9 +26,9 @@ from duodec.core import rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import noise
-from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.grammar import Grammar, GrammarEnded
 from duodec.core.sampling.sampler import Sampler, SamplingParams
-from duodec.errors import ComputeFailed
+from duodec.errors import BadOption, ComputeFailed
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -110,6 +111,7 @@ class OddMask:
     """A mask by the completion so far: few tokens, many, none of them, or None."""
 
     num_vocab: int
+    ends = (0,)
 
     def close(self) -> None:
         """It holds nothing."""
@@ -156,7 +158,15 @@ def assert_drawn_like_numpy(logits: np.ndarray, queries: list[Query]) -> None:
     for query in queries:
         for row in range(len(query.draft) + 1):
             own = logits[at].copy()
-            wanted = query.sampler.draw(own, query.context(row))
+            try:
+                wanted = query.sampler.draw(own, query.context(row))
+            except (BadOption, GrammarEnded) as error:  # no token is left
+                scores = TorchScores(query, found, device[at - row :], at - row)
+                with pytest.raises(type(error), match=re.escape(str(error))):
+                    scores.draw(row)
+                at += 1
+                continue
+            assert np.isfinite(found.largest[at])
             assert found.tokens[at] == wanted.token
             assert np.array_equal(found.margins[at], wanted.margin, equal_nan=True)
             k = query.num_candidates
@@ -240,3 +250,25 @@ def test_rows_whose_tokens_are_all_banned_are_drawn_as_numpy_draws_them() -> Non
     params = SamplingParams(temperature=0.3, top_p=0.2, logit_bias=bans)
     query = Query(0, np.array([2, 1], dtype=np.int32), Draft(), Sampler(params))
     assert_drawn_like_numpy(np.array([[0.5, 3, 0, -2, 1, -3]], dtype=np.float32), [query])
+
+
+class Failing(OddMask):
+    """A mask that cannot be followed after one token."""
+
+    def allowed(self, answer: np.ndarray) -> np.ndarray | None:
+        if 5 in answer:
+            raise BadOption("too complex")
+        return np.arange(self.num_vocab) < 9
+
+
+def test_a_mask_that_cannot_be_followed_ends_only_who_draws_there() -> None:
+    logits = np.random.default_rng(3).normal(0, 3, (3, 40)).astype(np.float32)
+    sampling = SamplingParams(grammar=Grammar("regex", "a mask of our own goes with it"))
+    sampler = Sampler(sampling, 0, 1, Failing(40))
+    query = Query(0, np.array([1], dtype=np.int32), Draft.sequences([[5], [6]]), sampler)
+    device = torch.as_tensor(logits)
+    scores = TorchScores(query, draw(device, [query], to_host), device, 0)
+    for row in (0, 2):
+        assert scores.draw(row) == sampler.draw(logits[row], query.context(row))
+    with pytest.raises(BadOption, match="too complex"):
+        scores.draw(1)

@@ -51,6 +51,8 @@ class Thirds:
     """A mask that forks with every token: it bans a third of them, by the last token and how many
     there are."""
 
+    ends = ()
+
     def close(self) -> None:
         """It holds nothing."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from duodec.core.rows import log_normaliser, top
 from duodec.core.sampling import noise
+from duodec.core.sampling.grammar import GrammarEnded
 from duodec.core.sampling.sampler import Context, Distribution, Sampler, SamplingParams
 from duodec.errors import BadOption
 
@@ -458,8 +460,50 @@ def test_extreme_but_good_parameters_are_taken() -> None:
     SamplingParams(top_p=1e-9, repetition_penalty=1e-3)
 
 
-def test_the_nucleus_of_what_is_all_banned_is_all_of_it() -> None:
-    bans = dict.fromkeys(range(3), -math.inf)
-    sampler = Sampler(SamplingParams(temperature=0.7, top_p=0.5, logit_bias=bans, seed=3))
-    row = np.array([0.5, 2.0, 1.0], dtype=np.float32)
-    assert sampler.draw(row, Context(np.array([1], dtype=np.int32))).token == 0
+@dataclass(frozen=True)
+class Only:
+    """A mask of these tokens, the last of which ends a completion."""
+
+    tokens: tuple[int, ...]
+    ends = (2,)
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    def allowed(self, completion: np.ndarray) -> np.ndarray | None:
+        return None if 2 in completion else np.isin(np.arange(3), self.tokens)
+
+
+CUTS = (
+    {}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 2}, {"top_k": 1},
+    {"presence_penalty": 1.0, "repetition_penalty": 1.3},
+)  # fmt: skip
+ROW = np.array([0.5, 2.0, 1.0], dtype=np.float32)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_where_every_token_is_banned_none_is_drawn(temperature: float, cut) -> None:
+    def sampler(bans: Sequence[int], mask: Only | None = None) -> Sampler:
+        bias = dict.fromkeys(bans, -math.inf)
+        params = SamplingParams(temperature=temperature, logit_bias=bias, seed=3, **cut)
+        return Sampler(params, 0, 1, mask)
+
+    cases = (
+        (sampler([0, 1, 2]), BadOption, "token 3 .* every token is banned"),
+        (sampler([0], Only((0,))), BadOption, "every token that the grammar allows there"),
+        (sampler([0], Only(())), BadOption, "every token that the grammar allows there"),
+        (sampler([2], Only((2,))), GrammarEnded, None),
+        (sampler([1, 2], Only((1, 2))), GrammarEnded, None),
+    )
+    context = Context(np.array([1, 0, 1], dtype=np.int32))
+    for own, error, words in cases:
+        for draw in (own.draw, own.distribution):
+            with pytest.raises(error, match=words):
+                draw(ROW, context)
+        assert own.candidates(ROW, context, 1)[0].shape == (1,)  # of a draft, which may go on
+    left = sampler([1], Only((1, 2)))
+    assert left.draw(ROW, context).token == 2
+    assert left.distribution(ROW, context).tokens.tolist() == [2]
+    after_the_end = Context(np.array([1, 2], dtype=np.int32))
+    assert sampler([2], Only((2,))).draw(ROW, after_the_end).token in (0, 1)

@@ -160,7 +160,7 @@ class PathMask:
     def __init__(self, compiled: _Compiled, num_vocab: int, ends: Sequence[int]) -> None:
         self._compiled: _Compiled | None = compiled  # None: closed
         self._matcher = compiled.matcher.deep_copy()
-        self._num_vocab, self._ends = num_vocab, ends
+        self._num_vocab, self.ends = num_vocab, ends
         self._path = _NOTHING  # the tokens followed so far
         self._bits = np.zeros((num_vocab + 31) // 32, dtype="<u4")
         self._lock = Lock()  # target and draft may call from two threads
@@ -185,7 +185,7 @@ class PathMask:
         num_kept = common_prefix(self._path, completion)
         self._matcher.rollback(len(self._path) - num_kept)
         tokens = completion[num_kept:].tolist()
-        words = list(takewhile(lambda token: token not in self._ends, tokens))
+        words = list(takewhile(lambda token: token not in self.ends, tokens))
         num_valid = self._matcher.validate_tokens(words)
         self._matcher.consume_tokens(tokens[:num_valid])
         self._path = completion[: num_kept + num_valid].copy()

@@ -35,7 +35,7 @@ from duodec.core.protocols import (
     Scores,
     Target,
 )
-from duodec.core.rows import Row, check_finite
+from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw, Sampler, SamplingParams
 from duodec.core.traits import TargetTraits, Widths
 from duodec.core.verify import Verdict, propose
@@ -66,7 +66,8 @@ class TorchScores(Scores):
 
     def draw(self, row: int) -> Draw:
         i = self.first + self._checked(row)
-        check_finite(self.drawn.largest[i : i + 1])
+        if not math.isfinite(self.drawn.largest[i]):  # the sampler says what is wrong with the row
+            return self.query.sampler.draw(self.row_logits(row), self.query.context(row))
         return Draw(int(self.drawn.tokens[i]), float(self.drawn.margins[i]))
 
     def candidates(self, row: int) -> Candidates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -37,8 +37,17 @@ class Grammar:
             raise BadOption(f"source is {source!r:.80}; give a text")
 
 
+class GrammarEnded(Exception):
+    """Raised in place of a draw where the grammar may end and no token that it allows is left: the
+    completion ends there. Not an error."""
+
+
 class Mask(Protocol):
     """One completion's grammar on a vocabulary; remembers the texts that it has seen."""
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """The tokens that end a completion."""
 
     def allowed(self, completion: NDArray[np.int32]) -> NDArray[np.bool_] | None:
         """Which tokens may follow ``completion``, shape (vocab,): those that continue a match of

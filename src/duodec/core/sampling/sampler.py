@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from duodec.core.rows import HEAD, Row, check_finite, masked, not_finite, nucleus, top
 from duodec.core.sampling import noise
-from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.grammar import Grammar, GrammarEnded, Mask
 from duodec.core.sampling.parameters import Parameter, check, real, shown, whole
 from duodec.errors import BadOption
 from duodec.native import ranking
@@ -245,7 +245,8 @@ class Sampler:
         return noise.key(self.seed, self.choice, position, stream)
 
     def draw(self, row: Row, context: Context) -> Draw:
-        """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite."""
+        """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite, and
+        GrammarEnded or BadOption where no token is left to draw."""
         adjusted, is_greedy = self._adjusted(row, context), self.params.is_greedy
         is_whole = adjusted is row and (is_greedy or not self._drops_tokens)
         if not is_whole:
@@ -255,6 +256,8 @@ class Sampler:
         if best is None or (is_whole and not math.isfinite(best[1][0])):  # the best of all
             raise not_finite()
         tokens, scores = best
+        if scores[0] == -math.inf:
+            raise self.nothing_left(context)
         is_contest = len(scores) > 1 and scores[1] > -math.inf
         margin = float(np.float32(scores[0] - scores[1])) if is_contest else math.inf
         return Draw(tokens[0], margin)
@@ -272,11 +275,14 @@ class Sampler:
         return noise.best_two(self.key(context.position), tokens, scores, temperature)
 
     def distribution(self, row: Row, context: Context) -> Distribution:
-        """The distribution that `draw` follows. Raises ComputeFailed where there is none."""
+        """The distribution that `draw` follows. Raises what `draw` raises."""
         check_finite(row)
+        adjusted = self._adjusted(row, context)
+        if adjusted is not row and adjusted.max() == -np.inf:
+            raise self.nothing_left(context)
         if self.params.is_greedy:
-            return Distribution(top(self._adjusted(row, context), 1), np.ones(1))
-        tokens, scores = self._survivors(self._adjusted(row, context))
+            return Distribution(top(adjusted, 1), np.ones(1))
+        tokens, scores = self._survivors(adjusted)
         weights = np.exp(scores.astype(np.float64) - scores.max())
         return Distribution(tokens, weights / weights.sum())
 
@@ -286,18 +292,37 @@ class Sampler:
         """The draft's k best guesses of the target's draw, best first, and its confidence.
 
         Ordered by log q + g with the target's noise g. Confidence is the softmax of these scores;
-        at temperature 0, the distribution q at temperature 1. Both shapes (k,). Raises
-        ComputeFailed if the logits are not finite.
+        at temperature 0, the distribution q at temperature 1. Both shapes (k,). Where the mask and
+        the biases leave no token, as in a draft's smaller vocabulary, they are those of the plain
+        row. Raises ComputeFailed if the logits are not finite.
         """
-        row = self._adjusted(row, context)
-        if self.params.is_greedy:
-            best = ranking.likeliest(row, k)
-        else:
-            key = self.key(context.position)
-            best = ranking.noisy(row, k, HEAD, self.params.temperature, key)
+        adjusted = self._adjusted(row, context)
+        best = self._best(adjusted, context, k)
+        if best is None and adjusted is not row:
+            best = self._best(row, context, k)
         if best is None:
             raise not_finite()
         return best
+
+    def _best(self, row: Row, context: Context, k: int) -> ranking.Best | None:
+        """The candidates of an adjusted row; None where its largest logit is not finite."""
+        if self.params.is_greedy:
+            return ranking.likeliest(row, k)
+        key = self.key(context.position)
+        return ranking.noisy(row, k, HEAD, self.params.temperature, key)
+
+    def nothing_left(self, context: Context) -> GrammarEnded | BadOption:
+        """What a row raises of whose tokens none is left to draw."""
+        completion = context.completion(self.num_prompt_tokens)
+        allowed = self.mask.allowed(completion) if self.mask is not None else None
+        if self.mask is not None and allowed is not None:
+            if any(allowed[end] for end in self.mask.ends):
+                return GrammarEnded()
+            why = "every token that the grammar allows there is banned; change the grammar, or ban"
+        else:
+            why = "every token is banned; ban"
+        place = f"token {len(completion) + 1} of the completion"
+        return BadOption(f"{place} cannot be drawn: {why} fewer tokens with logit_bias")
 
     def _adjusted(self, row: Row, context: Context) -> Row:
         """Mask, bias and penalties."""
@@ -350,7 +375,7 @@ class Sampler:
             tokens, scores = tokens[keep], scores[keep]
         if self.mask is not None or p.logit_bias:  # banned tokens may still be among them
             keep = scores > -np.inf
-            if keep.any():
+            if keep.any():  # else `draw` tells that there is none
                 tokens, scores = tokens[keep], scores[keep]
         return tokens, scores
 

@@ -49,7 +49,7 @@ class Drawn:
 
     tokens: NDArray[np.float64]  # (rows,)
     margins: NDArray[np.float64]  # (rows,)
-    largest: NDArray[np.float64]  # (rows,) logits: not finite where a row has no draw
+    largest: NDArray[np.float64]  # (rows,) scores: not finite where a row has no draw
     candidates: NDArray[np.float64]  # (rows, the most that any query requested)
     likely: NDArray[np.float64]  # their logits, of the same shape
 
@@ -74,25 +74,27 @@ class Drawing:
         most = max(query.num_candidates for query in queries)
         self._num_candidates = min(most, logits.shape[-1])
         if summaries is not None and most <= NUM_TOP:
-            self._redraw(summaries)
+            self._redraw(logits, summaries)
         else:
             summaries = self._summaries(logits)
         self._found = copied(summaries)
 
     def _summaries(self, logits: torch.Tensor) -> torch.Tensor:
         drawn = _first_look(self._scores, self._params, self._pick)
-        parts = [part[:, None] for part in (*drawn, logits.amax(dim=-1))]  # with a NaN, NaN
+        parts = [part[:, None] for part in (*drawn, _largest(logits, self._scores))]
         if self._num_candidates:
             values, tops = top(logits, self._num_candidates)
             parts += [tops, values]
         return torch.cat([part.double() for part in parts], dim=-1)
 
-    def _redraw(self, summaries: torch.Tensor) -> None:
+    def _redraw(self, logits: torch.Tensor, summaries: torch.Tensor) -> None:
         rows = np.flatnonzero(~self._params.is_plain)
         if len(rows):
             at = upload(rows, summaries.device)
             drawn = _first_look(self._scores[at], self._params.only(rows), self._pick)
             summaries[at, :LARGEST] = torch.stack([part.double() for part in drawn], dim=-1)
+        if self._scores is not logits:
+            summaries[:, LARGEST] = _largest(logits, self._scores).double()
 
     def result(self) -> Drawn:
         """Wait for them."""
@@ -138,6 +140,14 @@ def _adjusted(logits: torch.Tensor, queries: Sequence[Query]) -> torch.Tensor:
     for rows, query in zip(torch.split(scores, lengths), queries, strict=True):
         adjust(rows, query)
     return scores
+
+
+def _largest(logits: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Of each row's scores; of its logits where that is not finite: a NaN may be banned."""
+    largest = logits.amax(dim=-1)  # with a NaN, NaN
+    if scores is logits:
+        return largest
+    return torch.where(largest.isfinite(), scores.amax(dim=-1), largest)
 
 
 @dataclass(frozen=True)

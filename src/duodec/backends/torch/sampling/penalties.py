@@ -16,6 +16,7 @@ from duodec.backends.torch.uploads import upload
 from duodec.core.protocols import Query
 from duodec.core.sampling.grammar import Mask
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.errors import BadOption
 
 
 def adjusts(params: SamplingParams) -> bool:
@@ -58,13 +59,16 @@ def _restrict(logits: torch.Tensor, query: Query, mask: Mask) -> None:
     num_rows, num_vocab = logits.shape
     is_open = np.ones((num_rows, num_vocab), dtype=bool)
     for row in range(num_rows):
-        allowed = mask.allowed(query.context(row).completion(query.sampler.num_prompt_tokens))
+        completion = query.context(row).completion(query.sampler.num_prompt_tokens)
+        try:
+            allowed = mask.allowed(completion)
+        except BadOption:  # told where a text draws from the row, which no token of it can win
+            is_open[row] = False
+            continue
         if allowed is not None:
             size = min(num_vocab, len(allowed))
             is_open[row, :size], is_open[row, size:] = allowed[:size], False
-    kept = logits.masked_fill(~_on(logits, is_open, torch.bool), -torch.inf)
-    has_any = kept.amax(-1, keepdim=True) > -torch.inf
-    logits.copy_(torch.where(has_any, kept, logits))
+    logits.masked_fill_(~_on(logits, is_open, torch.bool), -torch.inf)
 
 
 class _Penalties:

@@ -12,7 +12,7 @@ from duodec.server.api.formats.gbnf import in_lark
 from duodec.server.api.formats.schemas import closed
 from duodec.server.api.tools.call import ANY_OBJECT, Tool, parameters_of
 from duodec.server.api.tools.chat_format import Expected
-from duodec.server.errors import bad_field
+from duodec.server.errors import ApiError, bad_field
 from duodec.server.http.json_limits import parse
 
 
@@ -27,8 +27,13 @@ def text_grammar(body: Body) -> Grammar | None:
         raise bad_field(field, f"a response has one format, and {names} are given; send one")
     ((name, kind, value),) = given
     if body.ignores_end:
-        raise bad_field("ignore_eos", f"ignore_eos excludes {name}, whose text ends; leave one out")
+        raise _without_end(name)
     return _grammar(name, kind, value, schema_of(body))
+
+
+def _without_end(name: str) -> ApiError:
+    why = f"ignore_eos excludes {name}, whose text ends; leave one out"
+    return bad_field("ignore_eos", why)
 
 
 def expected_of(body: Conversation) -> Expected:
@@ -36,6 +41,8 @@ def expected_of(body: Conversation) -> Expected:
     ApiError."""
     text, read = text_grammar(body), schema_of(body)
     if required := body.required:
+        if body.ignores_end:
+            raise _without_end("the call that tool_choice requires")
         return Expected(None, _tools(required, read), body.parallel_tool_calls)
     if text is None or not body.offered:
         return Expected(text)
