@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from duodec.chat.prompting import chat_tokens
 from duodec.llm import LLM
-from duodec.server.api.tools.call import Call, Format, Fragment
+from duodec.server.api.tools.call import Call, Format, Fragment, object_of
 from duodec.server.api.tools.chat_format import TaggedText, syntax_of
 from duodec.server.api.tools.deepseek import DEEPSEEK_3, DEEPSEEK_31
 from duodec.server.api.tools.harmony import Messages
@@ -28,10 +29,11 @@ from duodec.server.api.tools.json_calls import (
     MistralNamed,
     OrBare,
 )
-from duodec.server.api.tools.pythonic import LFM2
+from duodec.server.api.tools.pythonic import LFM2, OLMO
 from duodec.server.api.tools.smollm import with_tools
 from duodec.server.api.tools.splitting import ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
+from duodec.server.http.json_limits import parse
 from duodec.server.models import output_collector
 
 SLOW = pytest.mark.slow
@@ -353,6 +355,58 @@ def test_parts_of_a_call_are_the_same_however_it_was_cut(name: str, data: st.Dat
     assert [(known, json.loads(arguments)) for known, arguments in whole] == [ROME, NOTE]
     assert split([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]) == whole
     assert split(list(text)) == whole
+
+
+ODD_NUMBERS = ("1e999", "-1e999", "NaN", "-Infinity", "inf", "float('nan')")
+ODD_ARGUMENTS = (
+    "1e999", "[1, -1e999]", "(1e999,)", '{"a": [1e999]}', "1e999 - 1e999", "1e999j", "nan",
+    "'\\ud800'", "b'a'", "{1}", "0x" + "f" * 5000,
+)  # fmt: skip
+
+
+@named
+def test_arguments_are_json_or_no_call_is_made(name: str) -> None:
+    """Python reads numbers as infinities that JSON lacks, and so may a client's parser."""
+    case = CASES[name]
+    syntax = syntax_of(case.template)
+    for number in ODD_NUMBERS:
+        text = re.sub(r"(days\D+)2", rf"\g<1>{number}", case.weather)
+        assert number in text
+        text += case.note if case.is_many and "[" in case.weather[:30] else ""
+        reader = syntax.reader(TOOLS, "")
+        assert reader is not None
+        for found in [*reader.push(text), *reader.finish()]:
+            if isinstance(found, Call):
+                parse(found.arguments)
+                assert isinstance(json.loads(found.arguments).get("days", 2), str | int)
+
+
+@pytest.mark.parametrize("value", ODD_ARGUMENTS, ids=lambda value: value[:20])
+def test_arguments_written_in_python_are_json_or_no_call_is_made(value: str) -> None:
+    text = f"<function_calls>weather(days={value})</function_calls>"
+    for found in ToolCalls(OLMO, TOOLS).push(text):
+        if isinstance(found, Call):
+            parse(found.arguments)
+            found.arguments.encode()
+        else:
+            assert found == text
+
+
+@pytest.mark.parametrize("written", ["NaN", "[1e999]", "no JSON", '{"a": 1'])
+def test_arguments_written_as_a_text_are_json_or_no_call_is_made(written: str) -> None:
+    call = json.dumps({"name": "weather", "arguments": written})
+    text = f"<tool_call>{call}</tool_call>"
+    assert [*ToolCalls(Hermes(), TOOLS).push(text)] == [text]
+    (found,) = ToolCalls(Hermes(), TOOLS).push(text.replace(json.dumps(written), '"{}"'))
+    assert isinstance(found, Call)
+    assert found.arguments == "{}"
+
+
+def test_arguments_that_no_json_can_be_written_of_are_none() -> None:
+    """Those that a grammar let pass, for interfaces that send them as objects."""
+    assert object_of('{"days": 1e999}') == {}
+    assert object_of('{"days": NaN}') == {}
+    assert object_of('{"days": 2}') == {"days": 2}
 
 
 @pytest.mark.parametrize("name", ["qwen3-coder", "glm"])

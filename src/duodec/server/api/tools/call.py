@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from duodec.server.http.json_limits import parse
+
 Tool = Mapping[str, Any]
 """As in OpenAI's requests: an object with a ``function``, its name and its parameters."""
 
@@ -36,9 +38,10 @@ class Call:
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """A call's arguments; those that were cut off are none."""
+    """A call's arguments. Those that were cut off are none, and those that hold a number which no
+    JSON could be written of (1e999)."""
     try:
-        found = json.loads(arguments)
+        found = parse(arguments)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

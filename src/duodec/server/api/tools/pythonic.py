@@ -65,7 +65,7 @@ def _value(node: ast.expr) -> Any:
         keys = [ast.literal_eval(key) if key else None for key in node.keys]
         return dict(zip(map(str, keys), map(_value, node.values), strict=True))
     value = ast.literal_eval(node)
-    json.dumps(value)  # else it is no argument
+    json.dumps(value, allow_nan=False)  # else it is no argument
     return value
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from duodec.server.api.tools.call import Call, Format, Found, Fragment, Tool, call_id
+from duodec.server.http.json_limits import parse
 
 # what readers of formats raise where there is no call
 NO_CALL = (
@@ -138,8 +139,13 @@ class BetweenTags:
 
 
 def as_json(arguments: object) -> str:
-    """A call's arguments, which some models write as the text of a JSON object."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    """A call's arguments, which some models write as the text of a JSON object. Raises ValueError
+    where they are no JSON: an infinity, or a text of something else."""
+    if isinstance(arguments, str):
+        parse(text := arguments.strip() or "{}")
+        return text
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace").decode()  # halves of characters could not be sent
 
 
 def doubtful(held: str, begins: Sequence[str]) -> int:
