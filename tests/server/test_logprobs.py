@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from fakes.decoding import LETTERS, Letters
-from fakes.server import Running, events, running
+from fakes.server import TABLE, Running, Slowed, events, running
+
+from duodec.backends.table import TableTarget
+from duodec.core.protocols import Query
+from duodec.server.api.shapes import TextOffsets
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,98 @@ def test_several_prompts_and_choices_have_their_own(server: Running) -> None:
         assert len(choice["prompt_logprobs"]) == len(prompt)
         (top,) = [one for one in choice["prompt_logprobs"][1].values() if one["rank"] == 1]
         assert top["logprob"] == max(alone["top_logprobs"][1].values())
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_prompt_is_scored_once_for_all_its_choices(is_stream: bool) -> None:
+    """More rows than one is what a prompt's logprobs need."""
+    text, num_rows = "hello there and more of it", [0]
+    target = Slowed(TableTarget(TABLE))
+
+    def count(queries: Sequence[Query]) -> None:
+        # of a draft whose first token is one of the prompt's
+        num_rows[0] += sum(
+            len(query.draft.tokens) + 1 for query in queries if len(query.text) < len(text)
+        )
+
+    fields: dict[str, Any] = {"echo": True, "logprobs": 2, "temperature": 1, "max_tokens": 6}
+    found: dict[int, dict[int, Any]] = {}
+    with running(target=target, method="ar") as server:
+        each: list[int] = []
+        for n in (1, 8):
+            target.on_score, num_rows[0] = count, 0
+            if is_stream:
+                found[n] = streamed_choices(server, text, n=n, **fields)
+            else:
+                choices = complete(server, text, n=n, **fields)["choices"]
+                found[n] = {one["index"]: (one["text"], one["logprobs"]) for one in choices}
+            each.append(num_rows[0])
+    assert each[0] == each[1] >= len(text) - 1
+    assert found[8][0] == found[1][0]
+    assert len({text for text, _ in found[8].values()}) > 4
+    for own, told in found[8].values():
+        assert "".join(told["tokens"]) == own
+        assert told["text_offset"] == list(range(len(own)))
+        scored = found[1][0][1]["token_logprobs"]
+        assert told["token_logprobs"][: len(text)] == scored[: len(text)]
+
+
+def streamed_choices(server: Running, prompt: str, **fields: Any) -> dict[int, Any]:
+    """The text and logprobs of each choice, from a stream's chunks."""
+    bias = {str(Letters().eos): -100}
+    body = {"prompt": prompt, "seed": 1, "logit_bias": bias, "stream": True, **fields}
+    found: dict[int, Any] = {}
+    for chunk in events(server.post("/v1/completions", body).text):
+        for choice in chunk["choices"]:
+            text, told = found.get(choice["index"], ("", {}))
+            new = choice["logprobs"] or {}
+            told = {name: told.get(name, []) + new[name] for name in new} or told
+            found[choice["index"]] = (text + choice["text"], told)
+    return found
+
+
+def test_choices_without_tokens_are_refused(server: Running) -> None:
+    body = {"prompt": "hello", "n": 2, "max_tokens": 0, "echo": True, "logprobs": 1}
+    response = server.post("/v1/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+def test_what_several_prompts_have_cached_adds_up() -> None:
+    with running(num_slots=1) as server:
+
+        def cached(prompt: Any, **fields: Any) -> int:
+            usage = complete(server, prompt, max_tokens=1, **fields)["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        first, second = "hello there", "hello where"
+        assert cached(first) == 0
+        alone = [cached(first), cached(second), cached(first)][1:]
+        assert cached([second, first]) == sum(alone) > max(alone)
+        assert cached("something new", n=3) == 0  # which the first choice computed
+
+
+PIECES: Any = [
+    ([b"a", b"\xe2", b"b", b"c"], [0, 1, 2, 3]),
+    ([b"\xe2", b"\x82", b"\xac", b"b"], [0, 0, 0, 1]),
+    ([b"\xf0\x9f", b"\xf0\x9f", b"\x98\x80", b"b"], [0, 1, 1, 2]),
+    ([b"\xe0", b"\x80", b"b"], [0, 1, 2]),  # no character begins so
+    ([b"\xef", b"\xbf", b"\xbd", b"b"], [0, 0, 0, 1]),  # the character of bytes that are none
+    ([b"\xe2\x82", b"", b"\xe2", b"x"], [0, 0, 1, 2]),
+    ([b"\x80", b"\xff", b"b"], [0, 1, 2]),
+    ([b"\xe2", b"\xe2", b"\xe2b"], [0, 1, 2]),
+]
+
+
+@pytest.mark.parametrize(("pieces", "expected"), PIECES)
+def test_offsets_count_bytes_that_are_no_character(
+    pieces: list[bytes], expected: list[int]
+) -> None:
+    offsets = TextOffsets()
+    found = [offsets.next(piece) for piece in pieces]
+    assert found == expected
+    text = b"".join(pieces).decode("utf-8", "replace")
+    for begin, piece in zip(found, pieces, strict=True):
+        assert text[begin] == piece.decode() if piece.isascii() and piece else begin < len(text)
 
 
 def test_a_chat_tells_those_of_its_prompt(server: Running) -> None:

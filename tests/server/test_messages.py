@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def streamed(server: Running, **fields: Any) -> tuple[list[dict[str, Any]], dict
         name, data = part.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
-    message: dict[str, Any] = events[0]["message"]
+    message: dict[str, Any] = deepcopy(events[0]["message"])
     for event in events:
         kind = event["type"]
         if kind == "content_block_start":
@@ -64,7 +65,8 @@ def streamed(server: Running, **fields: Any) -> tuple[list[dict[str, Any]], dict
                     block[name] += delta[name]
             block["partial"] += delta.get("partial_json", "")
         elif kind == "message_delta":
-            message.update(event["delta"], usage=event["usage"])
+            message.update(event["delta"])
+            message["usage"] = {**message["usage"], **event["usage"]}
     for block in message["content"]:
         partial = block.pop("partial")
         if block["type"] == "tool_use":
@@ -110,6 +112,21 @@ def test_a_stream_is_the_whole(server: Running) -> None:
         assert kinds[0] == "message_start"
         assert kinds[-2:] == ["message_delta", "message_stop"]
         assert kinds.count("content_block_start") == kinds.count("content_block_stop")
+
+
+def test_the_usage_of_a_stream_adds_up_and_overwrites_to_that_of_the_whole(
+    server: Running,
+) -> None:
+    """Once with a prompt that is read, then with one that is cached."""
+    asked = [{"role": "user", "content": "how many tokens are these?"}]
+    for is_cached in (False, True):
+        events, _ = streamed(server, messages=asked)
+        start = events[0]["message"]["usage"]
+        (end,) = [event["usage"] for event in events if event["type"] == "message_delta"]
+        overwritten = {**start, **end}
+        assert overwritten == {name: start[name] + end.get(name, 0) for name in start}
+        assert (start["input_tokens"] == 1) is is_cached
+    assert overwritten == sent(server, messages=asked)["usage"]
 
 
 def test_a_stop_sequence_is_named(server: Running) -> None:

@@ -42,18 +42,21 @@ class Counts:
 
 @dataclass(frozen=True)
 class Piece:
-    """New text, and the logprobs of new tokens; the prompt's come with the first output."""
+    """New text, and the logprobs of new tokens; the prompt's come with the first output.
+    ``num_cached``: tokens of the prompt that the target knew already."""
 
     delta: Delta
     logprobs: tuple[Logprob, ...] = ()
     counts: Counts = field(default_factory=Counts)
     prompt_logprobs: tuple[Logprob | None, ...] = ()
+    num_cached: int = 0
 
     def plus(self, later: Piece) -> Piece:
         """Both as one."""
         delta = Delta(self.delta.segments + later.delta.segments)
         logprobs = self.logprobs + later.logprobs
-        return Piece(delta, logprobs, later.counts, self.prompt_logprobs or later.prompt_logprobs)
+        prompt = self.prompt_logprobs or later.prompt_logprobs
+        return Piece(delta, logprobs, later.counts, prompt, self.num_cached)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ class ScheduledRequest:
             return None
         num_released = request.stream.num_released if request.stream is not None else 0
         new = self._new_logprobs(num_released)
-        return Piece(Delta(segments), new, self.counts, self._prompt_logprobs())
+        prompt = self._prompt_logprobs()
+        return Piece(Delta(segments), new, self.counts, prompt, self.num_cached)
 
     def _new_logprobs(self, end: int) -> tuple[Logprob, ...]:
         """Those up to the token at ``end`` that nobody was told yet: they come with their text. An

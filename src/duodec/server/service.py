@@ -412,8 +412,9 @@ class Service:
         tokens: list[int],
         shown: Collection[int] = (),
     ) -> list[ScheduledRequest]:
-        """The requests of a prompt, one a choice; a new grammar that takes long is compiled where
-        only others of its kind wait."""
+        """The requests of a prompt, one a choice, the first of which scores the prompt where its
+        logprobs are wanted; a new grammar that takes long is compiled where only others of its
+        kind wait."""
         grammar, llm = params.grammar, model.llm
         if body.ignores_end:
             bans = dict.fromkeys(model.ends, -inf)
@@ -421,11 +422,12 @@ class Service:
 
         def made() -> list[ScheduledRequest]:
             method = model.method_for(body.speculation)
+            each = [params]
+            if body.num_choices > 1:
+                each += [replace(params, prompt_logprobs=None)] * (body.num_choices - 1)
             return [
-                llm.scheduled(
-                    tokens, params, method=method, say=_unheard, choice=choice, shown=shown
-                )
-                for choice in range(body.num_choices)
+                llm.scheduled(tokens, own, method=method, say=_unheard, choice=choice, shown=shown)
+                for choice, own in enumerate(each)
             ]
 
         is_quick = (

@@ -23,10 +23,14 @@ def finish_reason(done: Done, calls: Sequence[Call] = ()) -> str:
     return "tool_calls" if calls and not is_cut else reason
 
 
-def usage(num_prompt_tokens: int, completions: Sequence[Done]) -> dict[str, Any]:
-    """Tokens of all completions of a request; a prompt counts once, however many complete it."""
+def usage(
+    num_prompt_tokens: int, completions: Sequence[Done], num_choices: int = 1
+) -> dict[str, Any]:
+    """Tokens of all completions of a request, ``num_choices`` of each prompt. A prompt counts once,
+    and what one of its completions had to compute was not cached."""
     num_new = sum(done.finished.stats.num_new_tokens for done in completions)
-    cached = max((done.num_cached for done in completions), default=0)
+    each = [done.num_cached for done in completions]
+    cached = sum(min(each[i : i + num_choices]) for i in range(0, len(each), num_choices))
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_new,
@@ -199,9 +203,21 @@ class TextOffsets:
 
     def next(self, data: bytes) -> int:
         """Of a token that adds these bytes."""
-        begin = max(0, self._num_characters)
+        unfinished, _ = self._decoder.getstate()
+        is_cut = bool(unfinished and data) and not _goes_on(unfinished, data)
+        # bytes that are no character become one, before this token
+        begin = max(0, self._num_characters + is_cut)
         self._num_characters += len(self._decoder.decode(data))
         return begin
+
+
+def _goes_on(unfinished: bytes, data: bytes) -> bool:
+    """Whether the first bytes of a character have its next one in ``data``."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(unfinished + data[:1])
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def completion_logprobs(

@@ -47,18 +47,24 @@ class MessageWriter:
         self.is_streamed = body.stream
         self._model, self._num_prompt_tokens, self._parts = model, num_prompt_tokens, parts
         self._id = f"msg_{secrets.token_hex(12)}"
+        self._num_cached: int | None = None  # once there is an output
         self._done: Done | None = None
 
     # --- events
 
     def opening(self) -> list[Event]:
-        return [{"type": "message_start", "message": self._message()}]
+        """None: what is cached of a prompt, which the first event tells, is not known yet."""
+        return []
 
     def add(self, index: int, output: Piece | Done) -> list[Event]:
         """The events that an output makes."""
+        events: list[Event] = []
+        if self._num_cached is None:
+            self._num_cached = output.num_cached
+            events.append({"type": "message_start", "message": self._message()})
         text = output.delta.text if isinstance(output, Piece) else ""
         changes = self._parts.push(text, is_last=isinstance(output, Done))
-        events = [event for change in changes for event in self._changed(change)]
+        events += [event for change in changes for event in self._changed(change)]
         if isinstance(output, Done):
             self._done = output
             events += [event for change in self._parts.end() for event in self._changed(change)]
@@ -67,8 +73,10 @@ class MessageWriter:
     def ending(self) -> list[Event]:
         message = self._message()
         delta = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+        # what the first event told is not told again: some clients add what others overwrite
+        usage = {"output_tokens": message["usage"]["output_tokens"]}
         return [
-            {"type": "message_delta", "delta": delta, "usage": message["usage"]},
+            {"type": "message_delta", "delta": delta, "usage": usage},
             {"type": "message_stop"},
         ]
 
@@ -94,7 +102,7 @@ class MessageWriter:
 
     def _message(self) -> Event:
         done = self._done
-        num_cached = done.num_cached if done else 0
+        num_cached = self._num_cached or 0
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": self._model,
             "content": [_block(part, part.text) for part in self._parts.all],

@@ -196,6 +196,8 @@ class CompletionBody(CompletionsBody):
                 "max_tokens", "max_tokens is 0; use 1 or more, or 0 with prompt_logprobs, or with "
                 "echo and logprobs",
             )  # fmt: skip
+        if not self.max_tokens and self.n > 1:
+            raise bad_field("n", f"n is {self.n} and max_tokens is 0: all choices are empty; use 1")
         if self.best_of > self.n:
             raise bad_field("best_of", "best_of is not served; use n")
         return self

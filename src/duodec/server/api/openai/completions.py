@@ -30,6 +30,7 @@ class _ChoiceState:
     logprobs: list[Logprob] = field(default_factory=list)
     num_sent: int = 0  # of them, in chunks of a stream: text may be held back
     prompt_logprobs: Sequence[Logprob | None] = ()
+    held: list[Piece | Done] = field(default_factory=list)  # until those are known
     offsets: TextOffsets = field(default_factory=TextOffsets)  # of chunks
     done: Done | None = None
 
@@ -76,7 +77,9 @@ class CompletionsWriter(ABC):
         """The chunks that an output of a choice makes."""
         state = self._choices[index]
         state.logprobs += output.logprobs
-        state.prompt_logprobs = state.prompt_logprobs or output.prompt_logprobs
+        if output.prompt_logprobs:
+            for i in self._siblings(index):
+                self._choices[i].prompt_logprobs = output.prompt_logprobs
         text = output.delta.text if isinstance(output, Piece) else ""
         changes = state.parts.push(text, is_last=isinstance(output, Done))
         choices = [self._grown(index, one) for one in changes if one.kind != "end"]
@@ -101,7 +104,7 @@ class CompletionsWriter(ABC):
         if not self._body.includes_usage:
             return []
         chunk = self._chunk([])
-        chunk["usage"] = shapes.usage(self._num_prompt_tokens, self._completions())
+        chunk["usage"] = self._usage()
         return [
             {**chunk, **shapes.extras(self._completions(), self._body.speculation.most_drafted)}
         ]
@@ -131,7 +134,7 @@ class CompletionsWriter(ABC):
         """The response, once every choice is complete."""
         body = self._head(self.kind)
         body["choices"] = [self._choice(i, state) for i, state in enumerate(self._choices)]
-        body["usage"] = shapes.usage(self._num_prompt_tokens, self._completions())
+        body["usage"] = self._usage()
         return {**body, **shapes.extras(self._completions(), self._body.speculation.most_drafted)}
 
     def _choice(self, index: int, state: _ChoiceState) -> Choice:
@@ -158,6 +161,15 @@ class CompletionsWriter(ABC):
     def _prompt_tokens(self, state: _ChoiceState) -> dict[str, Any]:
         """vLLM's field, where it was requested."""
         return {"prompt_token_ids": list(state.prompt)} if self._body.return_token_ids else {}
+
+    def _usage(self) -> dict[str, Any]:
+        num_choices = self._body.num_choices
+        return shapes.usage(self._num_prompt_tokens, self._completions(), num_choices)
+
+    def _siblings(self, index: int) -> range:
+        """The choices of the same prompt, the first of which scores it."""
+        first = index - index % self._body.num_choices
+        return range(first, first + self._body.num_choices)
 
     def _completions(self) -> list[Done]:
         return [state.done for state in self._choices if state.done is not None]
@@ -255,12 +267,31 @@ class TextWriter(CompletionsWriter):
 
     def add(self, index: int, output: Piece | Done) -> list[dict[str, Any]]:
         state = self._choices[index]
-        has_echo = state.echo is not None and self._body.num_logprobs is not None
-        if not (has_echo and output.prompt_logprobs):
+        if state.echo is None or self._body.num_logprobs is None:
             return super().add(index, output)
+        if output.prompt_logprobs:
+            begun = [
+                chunk
+                for i in self._siblings(index)
+                for chunk in self._begun(i, output.prompt_logprobs)
+            ]
+            return [*begun, *super().add(index, output)]
+        if not state.prompt_logprobs:
+            state.held.append(output)
+            return []
+        return super().add(index, output)
+
+    def _begun(self, index: int, prompt: Sequence[Logprob | None]) -> list[dict[str, Any]]:
+        """The chunks of a choice up to now, once the logprobs of its prompt are known."""
+        state = self._choices[index]
+        state.prompt_logprobs = prompt
         echo = self._text(index, state.echo or "")
-        echo["logprobs"] = self._echoed(state, output.prompt_logprobs, (), state.offsets)
-        return [self._chunk([echo]), *super().add(index, output)]
+        echo["logprobs"] = self._echoed(state, prompt, (), state.offsets)
+        held, state.held = state.held, []
+        chunks = [self._chunk([echo])]
+        for output in held:
+            chunks += super().add(index, output)
+        return chunks
 
     def _all_logprobs(self, state: _ChoiceState) -> dict[str, Any]:
         if state.echo is None:
