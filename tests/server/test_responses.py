@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import tracemalloc
@@ -12,8 +13,10 @@ import pytest
 from fakes.server import MODEL, Running, running
 from fakes.tags import Tags, random_model, willing_model
 
-from duodec.server.api.openai.response_store import Store, continued, conversation
+from duodec.server.api.openai.response_store import Store, Turn
 from duodec.server.errors import ApiError
+from duodec.server.http.intake import Intake
+from duodec.server.settings import Settings
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
@@ -186,22 +189,88 @@ def test_a_conversation_goes_on_from_its_id() -> None:
 def test_the_store_is_bounded() -> None:
     store = Store(most_responses=3, most_bytes=5000)
     for i in range(5):
-        store.add({"id": str(i)}, b"[]")
+        store.add("", {"id": str(i)}, Turn.of([]))
     assert len(store) == 3
-    store.get("2")
+    store.get("", "2")
     with pytest.raises(ApiError):
-        store.get("1")
-    store.add({"id": "large"}, conversation([{"content": "x" * 3900}]))
+        store.get("", "1")
+    store.add("", {"id": "large"}, Turn.of([{"content": "x" * 3000}]))
     assert len(store) == 1
-    store.add({"id": "too large"}, conversation([{"content": "x" * 6000}]))
-    store.get("large")
-    store.delete("large")
-    assert len(store) == 0
+    store.add("", {"id": "too large"}, Turn.of([{"content": "x" * 6000}]))
+    store.get("", "large")
+    store.delete("", "large")
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def talk(store: Store, owner: str, number: int, before: Turn | None, size: int = 1000) -> Turn:
+    """One step more of a conversation, stored."""
+    asked = Turn.of([{"role": "user", "content": "x" * size}], before)
+    said = Turn.of([{"role": "assistant", "content": f"{number}"}], asked)
+    store.add(owner, {"id": f"{owner}{number}"}, said)
+    return said
+
+
+def test_steps_of_a_conversation_share_what_they_have_in_common() -> None:
+    store, last = Store(), None
+    sizes = []
+    for i in range(40):
+        last = talk(store, "a", i, last, 5000)
+        sizes.append(store.num_bytes)
+    assert sizes[-1] < 1.1 * 40 * sizes[0]
+    assert last is not None
+    found = store.get("a", "a39").conversation.read()
+    assert [m["content"] for m in found[1::2]] == [f"{i}" for i in range(40)]
+    assert {m["content"] for m in found[::2]} == {"x" * 5000}
+
+
+def test_what_a_later_response_needs_is_kept_and_counted() -> None:
+    store = Store()
+    first = talk(store, "a", 0, None)
+    talk(store, "a", 1, first)
+    other = talk(store, "a", 2, first)
+    store.delete("a", "a0")
+    assert len(store.get("a", "a1").conversation.read()) == 4
+    store.delete("a", "a1")
+    store.delete("a", "a2")
+    assert store.num_bytes == 0
+    talk(store, "a", 3, other)  # a request that was running when all of it was forgotten
+    whole = store.num_bytes
+    assert whole > 3 * 1000
+    store.delete("a", "a3")
+    assert store.num_bytes == 0
+
+
+def test_an_owner_evicts_its_own_responses_beyond_an_equal_share() -> None:
+    store = Store(most_responses=1000, most_bytes=60_000)
+    for i in range(5):
+        talk(store, "small", i, None, 2000)
+    for i in range(200):
+        talk(store, "large", i, None, 2000)
+    assert store.num_bytes <= 60_000
+    for i in range(5):
+        store.get("small", f"small{i}")
+    with pytest.raises(ApiError):
+        store.get("large", "large0")
+    for i in range(5, 200):  # and what nobody else needs is anybody's
+        talk(store, "small", i, None, 2000)
+    held = {name: share.num_bytes for name, share in store._shares.items()}
+    assert min(held.values()) > 25_000
+
+
+def test_a_number_of_responses_is_shared_in_the_same_way() -> None:
+    store = Store(most_responses=10)
+    for owner, count in (("a", 3), ("b", 30), ("c", 3)):
+        for i in range(count):
+            talk(store, owner, i, None)
+    assert {name: len(share.stored) for name, share in store._shares.items()} == {
+        "a": 3, "b": 4, "c": 3,
+    }  # fmt: skip
 
 
 HEAVY: dict[str, Any] = {
     "nested lists": [[[[]]]] * 3000, "objects": [{"a": {}}] * 2000, "numbers": [1.5] * 8000,
     "names": {f"{i}": i for i in range(3000)}, "texts": ["é"] * 5000, "one text": "😀" * 9000,
+    "nothing": 0,
 }  # fmt: skip
 
 
@@ -210,22 +279,164 @@ HEAVY: dict[str, Any] = {
 def test_what_is_stored_weighs_what_is_counted(kind: str) -> None:
     data = json.dumps(HEAVY[kind])
     store = Store(most_bytes=256 << 10)
+    last: Turn | None = None
+    num_steps = 80 if kind == "nothing" else 20  # of one conversation, which is all kept
     tracemalloc.start()
     try:
-        for i in range(20):
-            begun = conversation([{"content": json.loads(data)}])
-            store.add(
-                {"id": str(i), "metadata": {"x": json.loads(data)}}, continued(begun, {"i": i})
-            )
+        for i in range(num_steps):
+            begun = Turn.of([{"content": json.loads(data)}], last if kind == "nothing" else None)
+            last = Turn.of([{"i": i}], begun)
+            store.add("", {"id": str(i), "metadata": {"x": json.loads(data)}}, last)
+        del begun, last
         gc.collect()
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert used < 1.2 * (256 << 10)
+    assert used < 1.2 * store.num_bytes <= 1.2 * (256 << 10)
     assert len(store) > 2
-    last = store.get("19")
-    assert json.loads(last.response)["metadata"]["x"] == HEAVY[kind]
-    assert last.messages() == [{"content": HEAVY[kind]}, {"i": 19}]
+    found = store.get("", f"{num_steps - 1}")
+    assert json.loads(found.response)["metadata"]["x"] == HEAVY[kind]
+    assert found.conversation.read()[-2:] == [{"content": HEAVY[kind]}, {"i": num_steps - 1}]
+
+
+def begun(server: Running, **fields: Any) -> str:
+    """The id of a stored response."""
+    body = {"model": MODEL, "max_output_tokens": 1, **fields}
+    response = server.post("/v1/responses", body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["id"])
+
+
+def test_a_response_is_its_keys_alone() -> None:
+    ours, theirs = ({"Authorization": f"Bearer {key}"} for key in ("our", "their"))
+    with running(random_model(Tags(TEMPLATE)), api_keys=("our", "their")) as server:
+        body = {"input": "hello", "max_output_tokens": 1}
+        name = server.post("/v1/responses", body, headers=ours).json()["id"]
+        path = f"/v1/responses/{name}"
+        later = {**body, "previous_response_id": name}
+        assert server.post("/v1/responses", later, headers=theirs).status_code == 404
+        assert server.http.get(path, headers=theirs).status_code == 404
+        assert server.http.delete(path, headers=theirs).status_code == 404
+        assert server.http.get(path, headers={"x-api-key": "our"}).status_code == 200
+        assert server.post("/v1/responses", later, headers=ours).status_code == 200
+        assert server.http.delete(path, headers=ours).status_code == 200
+
+
+def heavy_call(number: int, num_values: int = 60_000) -> list[dict[str, Any]]:
+    """A call whose arguments are many values, and which no template shows."""
+    arguments = json.dumps([0] * num_values)
+    return [{"type": "function_call", "call_id": f"{number}", "name": "x", "arguments": arguments},
+            {"type": "function_call_output", "call_id": f"{number}", "output": ""}]  # fmt: skip
+
+
+NO_CALLS = "{% for m in messages %}{{ m.content }}{% endfor %}a"
+
+
+def test_a_conversation_holds_no_more_than_a_body_may() -> None:
+    with running(random_model(Tags(NO_CALLS))) as server:
+        name, statuses = None, []
+        for i in range(8):
+            earlier = {"previous_response_id": name} if name else {}
+            body = {"input": heavy_call(i), "max_output_tokens": 1, **earlier}
+            response = server.post("/v1/responses", body)
+            statuses.append(response.status_code)
+            if response.status_code == 200:
+                name = response.json()["id"]
+        assert statuses == [200] * 4 + [400] * 4  # 240,000 values, and no more than 300,000
+        error = response.json()["error"]
+        assert error["param"] == "previous_response_id"
+        assert "more than 300000 values" in error["message"]
+        whole = server.post(
+            "/v1/responses", {"input": [c for i in range(8) for c in heavy_call(i)]}
+        )
+        assert (whole.status_code, whole.json()["error"]["param"]) == (400, "input")
+
+
+def test_a_conversation_has_no_more_bytes_than_a_body_may() -> None:
+    with running(random_model(Tags(NO_CALLS), num_context=6000), max_body_bytes=6000) as server:
+        name = begun(server, input="x" * 3000)
+        body = {"input": "x" * 3000, "previous_response_id": name}
+        response = server.post("/v1/responses", body)
+        assert response.status_code == 400
+        assert "more than 6000 bytes" in response.json()["error"]["message"]
+        begun(server, input="x" * 1000, previous_response_id=name)
+
+
+def test_a_small_request_of_a_long_conversation_is_prepared_as_a_large_one() -> None:
+    """Small requests of others have threads of their own."""
+    with running(random_model(Tags(NO_CALLS))) as server:
+        name = begun(server, input=heavy_call(0))
+        intake = server.service.intake
+        large, small = intake._large, intake._small
+        seen: list[str] = []
+        for kind, label in ((large, "large"), (small, "small")):
+
+            def start(kind: Any = kind, label: str = label) -> None:
+                seen.append(label)
+                type(kind)._start(kind)
+
+            kind._start = start  # type: ignore[method-assign]
+        begun(server, input="hi", previous_response_id=name)
+        begun_at = seen.index("large")
+        assert seen[begun_at:].count("small") == 0
+        assert seen[:begun_at].count("small") <= 2  # the body's own parsing and checks
+
+
+def test_long_conversations_are_prepared_a_few_at_a_time() -> None:
+    settings = Settings(max_body_bytes=1000)
+    intake = Intake(settings)
+
+    async def work(hold: asyncio.Event) -> None:
+        intake.weigh(1000)
+        await hold.wait()
+
+    async def run() -> None:
+        hold = asyncio.Event()
+        running = [asyncio.ensure_future(intake.prepared(1, 99, work(hold))) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(ApiError) as refused:
+            await intake.prepared(1, 99, work(hold))
+        assert refused.value.status == 429
+        hold.set()
+        await asyncio.gather(*running)
+        await intake.prepared(1, 99, work(hold))
+
+    asyncio.run(run())
+
+
+IDS: Any = [0, [[]], {"a": 1}, "x" * 257]
+
+
+@pytest.mark.parametrize("value", IDS)
+def test_ids_are_short_texts(server: Running, value: Any) -> None:
+    call = {"type": "function_call", "name": "x", "arguments": "{}"}
+    for item in (call, {"type": "function_call_output", "output": ""}):
+        response = server.post("/v1/responses", {"input": [{**item, "call_id": value}]})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "input[0].call_id"
+    chat = {"id": value, "type": "function", "function": {"name": "x", "arguments": "{}"}}
+    for message, param in (
+        ({"role": "assistant", "content": "", "tool_calls": [chat]}, "messages[0].tool_calls[0]"),
+        ({"role": "tool", "content": "", "tool_call_id": value}, "messages[0].tool_call_id"),
+    ):
+        response = server.post("/v1/chat/completions", {"messages": [message]})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+    use = {"type": "tool_use", "id": value, "name": "x", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": value, "content": ""}
+    for role, block in (("assistant", use), ("user", result)):
+        body = {"messages": [{"role": role, "content": [block]}], "max_tokens": 1}
+        response = server.post("/v1/messages", body)
+        assert response.status_code == 400
+        assert "messages[0].content[0]" in response.json()["error"]["message"]
+
+
+def test_ids_of_clients_are_taken(server: Running) -> None:
+    """Of the AI SDK, which may join two; and none at all."""
+    joined = f"call_{'x' * 24}|fc_{'y' * 48}"
+    for value in (joined, "x" * 256, "", None):
+        items = heavy_call(0, 1)
+        begun(server, input=[{**item, "call_id": value} for item in items])
 
 
 @pytest.mark.parametrize(

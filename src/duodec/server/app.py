@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from duodec.server.api.ollama.listing import API_VERSION
 from duodec.server.errors import ApiError, api_error, not_served
 from duodec.server.http.guard import guarded, too_large
 from duodec.server.http.json_limits import parse_object
+from duodec.server.http.owners import owner_of
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
 from duodec.server.logs import log
 from duodec.server.metrics import CONTENT_TYPE
@@ -46,7 +48,7 @@ class Routes:
         return await self._serve(request, self._service.complete)
 
     async def respond(self, request: Request) -> Response:
-        return await self._serve(request, self._service.respond)
+        return await self._serve(request, partial(self._service.respond, self._owner(request)))
 
     async def message(self, request: Request) -> Response:
         return await self._serve(request, self._service.message)
@@ -79,12 +81,12 @@ class Routes:
         return await self._computed(request, self._service.detokenize)
 
     async def response(self, request: Request) -> Response:
-        stored = self._service.store.get(request.path_params["name"])
+        stored = self._service.store.get(self._owner(request), request.path_params["name"])
         return Response(stored.response, media_type="application/json")
 
     async def forget(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self._service.store.delete(name)
+        self._service.store.delete(self._owner(request), name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def models(self, request: Request) -> Response:
@@ -123,6 +125,9 @@ class Routes:
         )
 
     # --- parts
+
+    def _owner(self, request: Request) -> str:
+        return owner_of(request.headers, self._service.settings.api_keys)
 
     async def _serve(self, request: Request, prepare: Prepare) -> Response:
         data = await self._body(request)

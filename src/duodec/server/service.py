@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -33,12 +33,13 @@ from duodec.server.api.ollama.responses import (
 from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
 from duodec.server.api.openai.completions import ChatWriter, TextWriter
 from duodec.server.api.openai.response_bodies import ResponsesBody
-from duodec.server.api.openai.response_store import Store, continued, conversation
+from duodec.server.api.openai.response_store import Store, Turn
 from duodec.server.api.openai.responses import ResponseWriter
 from duodec.server.api.parts import Parts
 from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
-from duodec.server.errors import ApiError, unavailable
+from duodec.server.errors import ApiError, bad_field, unavailable
 from duodec.server.http.intake import Intake
+from duodec.server.http.json_limits import TooMuch
 from duodec.server.http.streams import Prepared
 from duodec.server.metrics import Meters
 from duodec.server.models.loaded import UNLOADED, LoadedModel, ModelLease
@@ -195,21 +196,21 @@ class Service:
             writer = ChatWriter(chat, lease.model.name, prompts, piece, parts)
             return writer, self._collector(lease, scheduled, chat)
 
-    async def respond(self, body: Mapping[str, Any]) -> Prepared:
-        """A request of ``/v1/responses``. Raises ApiError and what the model refuses."""
+    async def respond(self, owner: str, body: Mapping[str, Any]) -> Prepared:
+        """A request of ``/v1/responses``, which goes on from its owner's responses only. Raises
+        ApiError and what the model refuses."""
         own = await self._validated(ResponsesBody, body, "input")
-        messages = own.shown
-        if (previous := own.previous_response_id) is not None:
-            stored = self.store.get(previous, "previous_response_id")
-            messages = [*await self.intake.run(stored.messages), *messages]
-        begun = await self.intake.run(conversation, messages) if own.store else b""
+        earlier = self._earlier(owner, own.previous_response_id)
+        begun = await self.intake.run(self._begun, own.shown, earlier)
 
         def remember(response: dict[str, Any], message: Message) -> None:
             if own.store:
-                self.store.add(response, continued(begun, message))
+                with suppress(TooMuch):  # nobody could go on from it
+                    self.store.add(owner, response, Turn.of([message], begun))
 
         async with self._leased(own.model) as lease:
-            messages = [*own.system, *messages]
+            before = await self.intake.run(earlier.read) if earlier else []
+            messages = [*own.system, *before, *own.shown]
             scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages)
             writer = ResponseWriter(
                 own, lease.model.name, len(scheduled[0].request.prompt), parts, self._piece(lease),
@@ -368,6 +369,27 @@ class Service:
         except BaseException:
             lease.release()
             raise
+
+    def _earlier(self, owner: str, name: str | None) -> Turn | None:
+        """The conversation that a request goes on from. Raises ApiError."""
+        if name is None:
+            return None
+        found = self.store.get(owner, name, "previous_response_id").conversation
+        self.intake.weigh(found.total_bytes)
+        return found
+
+    def _begun(self, messages: list[Message], earlier: Turn | None) -> Turn:
+        """The conversation with the messages of a request, which together hold no more than a
+        body may. Raises ApiError."""
+        try:
+            begun = Turn.of(messages, earlier)
+            begun.check(self.settings.max_body_bytes)
+        except TooMuch as error:
+            name = "input" if earlier is None else "previous_response_id"
+            raise bad_field(
+                name, f"the conversation is too much ({error}); send a shorter one"
+            ) from error
+        return begun
 
     async def _run(
         self, model: LoadedModel, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs

@@ -30,9 +30,11 @@ from duodec.server.api.fields import (
     Penalty,
     Repetition,
     Share,
+    ShortId,
     Stops,
     Whole,
     between,
+    id_fault,
     one_of,
     refused,
 )
@@ -278,6 +280,8 @@ def tool_of(value: Any) -> Tool:
 def _call(value: Any) -> dict[str, Any]:
     """A call with its arguments as an object, as templates want them."""
     call = _with_function(value, "{id, type, function}")
+    if (fault := id_fault(call.get("id"))) is not None:
+        raise refused(f"has an id that {fault}")
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
         try:
@@ -298,6 +302,7 @@ class ChatMessage(Object):
     tool_calls: list[Annotated[dict[str, Any], BeforeValidator(_call)]] = Field(
         default_factory=list
     )
+    tool_call_id: ShortId | None = None
     content: Any = Field(default=None, validate_default=True)
 
     @field_validator("content", mode="after")
@@ -314,6 +319,8 @@ class ChatMessage(Object):
         role = "system" if self.role == "developer" else self.role
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
         extra = dict(self.model_extra or {})
+        if self.tool_call_id is not None:
+            extra["tool_call_id"] = self.tool_call_id
         if (thought := extra.get("reasoning_content", extra.get("reasoning"))) is not None:
             # the names that templates have for it
             extra = {"reasoning_content": thought, "thinking": thought, **extra}

@@ -28,6 +28,7 @@ from duodec.server.errors import ApiError, bad_field
 from duodec.server.http.json_limits import kind
 
 MAX_STOPS, MAX_STOP_LENGTH, MAX_BIASES = 16, 1024, 1024
+_MAX_ID = 256  # characters; OpenAI's own limit is 64, and some clients join two of them
 
 _EXPECTED = {
     "string_type": "a string",
@@ -140,6 +141,32 @@ def _biases(value: Any) -> Any:
             if not (name.isdecimal() and len(name) < 10):
                 raise refused(f"names {name!r}; use numbers of tokens")
         return {name: bias for name, bias in value.items() if bias is not None}
+    return value
+
+
+def id_fault(value: object) -> str | None:
+    """What is wrong with the id of a call, which may be missing; None if it is sound."""
+    if value is not None and not isinstance(value, str):
+        return f"is {kind(value)}; send a text"
+    if value is not None and len(value) > _MAX_ID:
+        return f"has {len(value)} characters; use {_MAX_ID} or fewer"
+    return None
+
+
+def _short(value: Any) -> Any:
+    if (fault := id_fault(value)) is not None:
+        raise refused(fault)
+    return value
+
+
+ShortId = Annotated[str, BeforeValidator(_short)]
+
+
+def id_in(item: Mapping[str, Any], field: str, place: str) -> str | None:
+    """The id of a call in an item of a list; None where there is none. Raises ApiError."""
+    value: str | None = item.get(field)
+    if (fault := id_fault(value)) is not None:
+        raise bad_field(f"{place}.{field}", f"{place}.{field} {fault}")
     return value
 
 

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duodec.server.errors import ApiError
+from duodec.server.http.owners import key_of
 from duodec.server.logs import facts, log
 from duodec.server.settings import Settings
 
@@ -148,10 +149,7 @@ class Guard:
             )  # fmt: skip
 
     def _check_key(self, headers: Headers) -> None:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            key = headers.get("x-api-key", "")  # Anthropic's clients
-        given = key.strip().encode("utf-8", "replace")
+        given = key_of(headers).encode("utf-8", "replace")
         keys = [known.encode() for known in self._settings.api_keys]
         # all of them are compared, in constant time: nothing is learned from how long it takes
         is_known = sum(hmac.compare_digest(given, known) for known in keys) > 0

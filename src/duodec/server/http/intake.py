@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -34,7 +34,7 @@ _FEW_CORES = 3  # or fewer: one thread for each kind of work that takes long
 
 @dataclass(frozen=True)
 class Arrival:
-    """When a request's body was complete, and how large it was."""
+    """When a request's body was complete, and how large it is with what it goes on from."""
 
     begin_s: float
     num_bytes: int
@@ -55,7 +55,7 @@ class Intake:
         self._grammars = Workers("duodec-grammar", _NUM_THREADS)
         self._kinds = (self._small, self._large, self._quick, self._grammars)
         self._num_large = 0
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks: dict[asyncio.Task[Any], int] = {}  # bytes of each that were not sent with it
         self._loop: asyncio.AbstractEventLoop | None = None
         self._why: ApiError | None = None  # nothing is prepared any more
 
@@ -101,7 +101,7 @@ class Intake:
         self._loop = asyncio.get_running_loop()
         _arrival.set(Arrival(perf_counter(), num_bytes))
         task = asyncio.ensure_future(work)
-        self._tasks[task] = None
+        self._tasks[task] = 0
         is_awaited = False
         try:
             done, _ = await asyncio.wait({task}, timeout=self._settings.timeout_s)
@@ -116,6 +116,17 @@ class Intake:
             is_over = not task.cancel() and not task.cancelled()
             if is_over and not is_awaited and task.exception() is None:
                 drop(task.result())
+
+    def weigh(self, num_bytes: int) -> None:
+        """The request in work has so many bytes more than it sent, from what is stored. Raises
+        ApiError while such requests have as many as the bodies that may be received at once."""
+        task, arrival = asyncio.current_task(), _arrival.get()
+        if task not in self._tasks or arrival is None:
+            return
+        if sum(self._tasks.values()) + num_bytes > _NUM_LARGE * self._settings.max_body_bytes:
+            raise busy(1, "too many long conversations are being prepared; ask again in a moment")
+        self._tasks[task] += num_bytes
+        _arrival.set(replace(arrival, num_bytes=arrival.num_bytes + num_bytes))
 
     async def run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """A part of the request in work, in a thread."""

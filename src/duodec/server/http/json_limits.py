@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from math import isinf
 from typing import Any, NoReturn
 
@@ -26,6 +27,27 @@ class TooMuch(ValueError):
     """More than is read; ValueError as what is no JSON at all."""
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much a JSON text holds, or may hold; ``num_names`` are fields, arrays and objects."""
+
+    num_values: int = 0
+    num_names: int = 0
+
+    def plus(self, other: Size) -> Size:
+        return Size(self.num_values + other.num_values, self.num_names + other.num_names)
+
+    def check(self, most: Size) -> None:
+        """Raises TooMuch."""
+        if self.num_values > most.num_values:
+            raise TooMuch(f"more than {most.num_values} values")
+        if self.num_names > most.num_names:
+            raise TooMuch(f"more than {most.num_names} fields, arrays and objects")
+
+
+MOST = Size(MAX_VALUES, MAX_NAMES)
+
+
 def parse_object(data: bytes) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiError."""
     try:
@@ -39,10 +61,10 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def parse(data: bytes | str) -> Any:
-    """Any JSON value. Raises ValueError, which says why."""
+def parse(data: bytes | str, most: Size = MOST) -> Any:
+    """Any JSON value, of no more than ``most``. Raises ValueError, which says why."""
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    _check(data)
+    size_of(data, most)
     value = _loads(data.decode("utf-8"))
     if b"\\ud" in data.lower():  # halves of characters are no text: nothing could be sent back
         whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
@@ -62,11 +84,13 @@ def kind(value: object) -> str:
     return "an array"
 
 
-def _check(data: bytes) -> None:
-    """Raises TooMuch, at the first part that holds it: others run between two parts."""
+def size_of(data: bytes, most: Size = MOST) -> Size:
+    """How much a JSON text holds. Raises TooMuch, at the first part that holds more than ``most``:
+    others run between two parts."""
     if b"\\" in data:
         data = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
-    num_values = num_names = depth = is_open_text = 0
+    size = Size()
+    depth = is_open_text = 0
     for begin in range(0, len(data), _PART):
         signs = np.frombuffer(data[begin : begin + _PART], dtype=np.uint8)
         quotes = np.cumsum(signs == ord('"'), dtype=np.uint8)  # wraps, and stays odd or even
@@ -81,12 +105,10 @@ def _check(data: bytes) -> None:
             if depths.max() > MAX_DEPTH:
                 raise TooMuch(f"nested too deeply, more than {MAX_DEPTH} levels")
         num_open = int(np.count_nonzero(is_open))
-        num_values += num_open + int(np.count_nonzero(signs == ord(",")))
-        if num_values > MAX_VALUES:
-            raise TooMuch(f"more than {MAX_VALUES} values")
-        num_names += num_open + int(np.count_nonzero(signs == ord(":")))
-        if num_names > MAX_NAMES:
-            raise TooMuch(f"more than {MAX_NAMES} fields, arrays and objects")
+        num_commas, num_colons = (int(np.count_nonzero(signs == ord(sign))) for sign in ",:")
+        size = size.plus(Size(num_open + num_commas, num_open + num_colons))
+        size.check(most)
+    return size
 
 
 def _loads(text: str | bytes) -> Any:

@@ -17,7 +17,7 @@ from duodec.server.api.bodies import (
     Tool,
     formats_of,
 )
-from duodec.server.api.fields import Limit, Object, Stops, Whole, between, one_of, refused
+from duodec.server.api.fields import Limit, Object, Stops, Whole, between, id_in, one_of, refused
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import kind
 
@@ -100,9 +100,8 @@ def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
                 if part.get("type") != "text":
                     raise _other(part, f"{where}.content[{j}]")
             output = "\n".join(_text(part, where) for part in inner)
-            messages.append(
-                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": output}
-            )
+            call_id = id_in(block, "tool_use_id", where)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         else:
             raise _other(block, where)
     if texts or not messages:
@@ -123,7 +122,7 @@ def _assistant(blocks: Sequence[Block], place: str) -> Block:
             if not isinstance(block.get("name"), str):
                 raise bad_field(f"{where}.name", f"{where}.name is no text; name the tool")
             function = {"name": block["name"], "arguments": block.get("input") or {}}
-            call = {"id": block.get("id"), "type": "function", "function": function}
+            call = {"id": id_in(block, "id", where), "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
         elif form != "redacted_thinking":
             raise _other(block, where)

@@ -21,7 +21,7 @@ from duodec.server.api.bodies import (
     Tool,
     formats_of,
 )
-from duodec.server.api.fields import Limit, Object, Whole, between, one_of, refused
+from duodec.server.api.fields import Limit, Object, Whole, between, id_in, one_of, refused
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import kind
 
@@ -168,7 +168,7 @@ def messages_of(items: Sequence[Item]) -> list[Item]:
         elif form == "function_call_output":
             output = _text(item.get("output"), place)
             messages.append(
-                {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+                {"role": "tool", "tool_call_id": id_in(item, "call_id", place), "content": output}
             )
         else:
             raise bad_field(
@@ -194,7 +194,8 @@ def _call(item: Item, place: str) -> Item:
     if not isinstance(name, str) or not isinstance(arguments, str):
         raise bad_field(place, f"{place} has no name or no arguments; send both as texts")
     function = {"name": name, "arguments": arguments}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
+    call_id = id_in(item, "call_id", place)
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def _text(content: Any, place: str) -> str:

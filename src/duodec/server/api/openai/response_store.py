@@ -1,65 +1,144 @@
-"""Remember responses, so that later requests can go on from them; the oldest are forgotten."""
+"""Remember responses and their conversations, so that later requests can go on from them.
+
+A conversation is a chain of turns. The responses of one conversation share the turns that they have
+in common, and a turn is forgotten with the last response that needs it. Where memory is full, the
+owner with the largest part of it loses its oldest response: nobody loses what lies within an equal
+share.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from duodec.chat.template import Message
 from duodec.server.errors import ApiError
+from duodec.server.http.json_limits import MOST, Size, TooMuch, size_of
 
 MOST_RESPONSES = 1024
 MOST_BYTES = 64 << 20
 
+_OF_ENTRY, _OF_TURN = 1024, 512  # bytes of what surrounds a response, and messages
 
-_OF_ENTRY = 1024  # bytes of what surrounds a response
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """Messages as JSON, which weighs a fraction of what is read from it, after those of the turns
+    before. ``total_bytes`` and ``total`` are those of the whole conversation."""
+
+    messages: bytes  # an array's items
+    before: Turn | None
+    total_bytes: int
+    total: Size
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], before: Turn | None = None) -> Turn:
+        """Raises TooMuch, of these messages alone."""
+        data = _json(messages)
+        size, num_bytes = size_of(data), len(data) + _OF_TURN
+        if before is not None:
+            size, num_bytes = before.total.plus(size), before.total_bytes + num_bytes
+        return cls(data[1:-1], before, num_bytes, size)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of this turn alone."""
+        return self.total_bytes - (self.before.total_bytes if self.before else 0)
+
+    def check(self, most_bytes: int) -> None:
+        """Raises TooMuch where the conversation holds more than the body of a request may."""
+        if self.total_bytes > most_bytes:
+            raise TooMuch(f"more than {most_bytes} bytes")
+        self.total.check(MOST)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The messages of the whole conversation, read anew each time."""
+        parts = [turn.messages for turn in _chain(self) if turn.messages][::-1]
+        found: list[dict[str, Any]] = json.loads(b"[" + b",".join(parts) + b"]")
+        return found
+
+
+def _chain(turn: Turn | None) -> Iterator[Turn]:
+    """A turn and those before it, the latest first."""
+    while turn is not None:
+        yield turn
+        turn = turn.before
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A response, and the conversation up to its end, both as JSON: what is read weighs many times
-    as much."""
+    """A response as JSON, and the conversation up to its end."""
 
     response: bytes
-    conversation: bytes
+    conversation: Turn
 
     @property
     def num_bytes(self) -> int:
-        return len(self.response) + len(self.conversation) + _OF_ENTRY
+        """Of the response alone."""
+        return len(self.response) + _OF_ENTRY
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Read anew each time."""
-        found: list[dict[str, Any]] = json.loads(self.conversation)
-        return found
+
+@dataclass
+class _Share:
+    """The responses of one owner, the oldest first."""
+
+    stored: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+    _uses: Counter[Turn] = field(default_factory=Counter)  # by responses and by later turns
+
+    def add(self, name: str, stored: Stored) -> None:
+        self.stored[name] = stored
+        self.num_bytes += stored.num_bytes
+        for turn in _chain(stored.conversation):
+            self._uses[turn] += 1
+            if self._uses[turn] > 1:
+                break
+            self.num_bytes += turn.num_bytes
+
+    def remove(self, name: str) -> None:
+        stored = self.stored.pop(name)
+        self.num_bytes -= stored.num_bytes
+        for turn in _chain(stored.conversation):
+            self._uses[turn] -= 1
+            if self._uses[turn]:
+                break
+            del self._uses[turn]
+            self.num_bytes -= turn.num_bytes
 
 
 class Store:
-    """Responses by id, in memory. One thread calls it."""
+    """Responses by owner and id, in memory. One thread calls it."""
 
     def __init__(self, most_responses: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self._most_responses, self._most_bytes = most_responses, most_bytes
-        self._stored: OrderedDict[str, Stored] = OrderedDict()
-        self._num_bytes = 0
+        self._shares: dict[str, _Share] = {}
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return sum(len(share.stored) for share in self._shares.values())
 
-    def add(self, response: dict[str, Any], conversation: bytes) -> None:
-        """A response, and what `conversation` writes of the messages up to its end."""
+    @property
+    def num_bytes(self) -> int:
+        return sum(share.num_bytes for share in self._shares.values())
+
+    def add(self, owner: str, response: dict[str, Any], conversation: Turn) -> None:
+        """A response, and the conversation up to its end; one that is larger than the store is
+        not kept."""
         stored = Stored(_json(response), conversation)
-        if stored.num_bytes > self._most_bytes:
+        if stored.num_bytes + conversation.total_bytes > self._most_bytes:
             return
-        self._stored[response["id"]] = stored
-        self._num_bytes += stored.num_bytes
-        while len(self._stored) > self._most_responses or self._num_bytes > self._most_bytes:
-            self._num_bytes -= self._stored.popitem(last=False)[1].num_bytes
+        self._shares.setdefault(owner, _Share()).add(response["id"], stored)
+        while self.num_bytes > self._most_bytes:
+            self._forget(max(self._shares, key=lambda owner: self._shares[owner].num_bytes))
+        while len(self) > self._most_responses:
+            self._forget(max(self._shares, key=lambda owner: len(self._shares[owner].stored)))
 
-    def get(self, name: str, param: str | None = None) -> Stored:
-        """Raises ApiError."""
-        found = self._stored.get(name)
+    def get(self, owner: str, name: str, param: str | None = None) -> Stored:
+        """Raises ApiError, also for a response of another owner."""
+        share = self._shares.get(owner)
+        found = share.stored.get(name) if share else None
         if found is None:
             raise ApiError(
                 404, f"there is no response '{name[:200]}': it was not stored, or was forgotten; "
@@ -67,20 +146,20 @@ class Store:
             )  # fmt: skip
         return found
 
-    def delete(self, name: str) -> None:
+    def delete(self, owner: str, name: str) -> None:
         """Raises ApiError."""
-        self._num_bytes -= self.get(name).num_bytes
-        del self._stored[name]
+        self.get(owner, name)
+        self._remove(owner, name)
 
+    def _forget(self, owner: str) -> None:
+        """The oldest response of an owner."""
+        self._remove(owner, next(iter(self._shares[owner].stored)))
 
-def conversation(messages: Sequence[Message]) -> bytes:
-    """Messages as they are stored."""
-    return _json(messages)
-
-
-def continued(begun: bytes, message: Message) -> bytes:
-    """A conversation with one more message, which alone is written anew."""
-    return begun[:-1] + (b"," if len(begun) > len(b"[]") else b"") + _json(message) + b"]"
+    def _remove(self, owner: str, name: str) -> None:
+        share = self._shares[owner]
+        share.remove(name)
+        if not share.stored:
+            del self._shares[owner]
 
 
 def _json(value: Any) -> bytes:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import ValidationError
 
 from duodec.chat.template import Message
 from duodec.core.sampling.logprobs import Logprob
@@ -189,7 +192,10 @@ class ResponseWriter:
 
     def _finished(self) -> Event:
         shown = self._response(self._status)
-        self.remember(shown, ChatMessage.model_validate(self._message()).shown())
+        with suppress(
+            ValidationError
+        ):  # a call that is too much to be read: nobody goes on from it
+            self.remember(shown, ChatMessage.model_validate(self._message()).shown())
         return shown
 
     def _message(self) -> Event:
