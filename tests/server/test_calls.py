@@ -27,13 +27,13 @@ from duodec.server.api.tools.json_calls import (
     Llama,
     MistralList,
     MistralNamed,
-    OrBare,
 )
 from duodec.server.api.tools.pythonic import LFM2, OLMO
 from duodec.server.api.tools.smollm import with_tools
 from duodec.server.api.tools.splitting import ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
 from duodec.server.http.json_limits import parse
+from duodec.server.api.tools.untagged import OrUntagged
 from duodec.server.models import output_collector
 
 SLOW = pytest.mark.slow
@@ -458,7 +458,7 @@ def test_every_template_has_its_format() -> None:
     for name, kind in kinds.items():
         syntax = syntax_of(CASES[name].template)
         assert isinstance(syntax, TaggedText)
-        form = syntax.calls.form if isinstance(syntax.calls, OrBare) else syntax.calls
+        form = syntax.calls.form if isinstance(syntax.calls, OrUntagged) else syntax.calls
         assert isinstance(form, kind)
     same = {"glm": GLM, "qwen3-coder": QWEN_CODER, "deepseek-3": DEEPSEEK_3,
             "deepseek-3.1": DEEPSEEK_31}  # fmt: skip
@@ -504,6 +504,60 @@ def test_an_object_without_tags_is_a_call_where_it_stands_alone(name: str) -> No
                 assert (words, reason) == (("", "tool_calls") if calls else (text, "stop"))
     with running(willing_model(tokenizer, rome, MESSAGES)) as server:
         assert answered(server, is_streamed=True, temperature=0, tools=[])[0] == rome
+
+
+FENCED = """```json
+{
+  "name": "weather",
+  "arguments": {
+    "city": "Rome", "days": 2, "is_exact": true
+  }
+}
+```"""
+PACKAGE = FENCED.replace('"arguments"', '"version": "1.0.0",\n  "scripts"')
+
+
+def test_a_call_in_a_fence_is_a_call() -> None:
+    """As Qwen2.5 writes them."""
+    note = f'{{"arguments": {NOTE_JSON}, "name": "note"}}'
+    rome = f'{{"name": "weather", "arguments": {ROME_JSON}}}'
+    texts: list[tuple[str, str, list[Any]]] = [
+        (FENCED, "", [ROME]),
+        (f"\n{FENCED}\n", "", [ROME]),
+        (f"{FENCED}\n\n```\n{note}\n```", "", [ROME, NOTE]),
+        (f"```tool_call\n[{rome}, {note}]\n```", "", [ROME, NOTE]),
+        (f"I look it up:\n\n{FENCED}", "I look it up:\n", [ROME]),
+        (f"{FENCED}\nIt rains.", "\nIt rains.", [ROME]),
+        (f"```python\nf()\n```\n{FENCED}", "```python\nf()\n```", [ROME]),
+        *((text, text, []) for text in (
+            f"Write {FENCED}", FENCED.replace("weather", "weathers"), PACKAGE,
+            f"As this:\n{PACKAGE}\nDone.", FENCED.replace("\n```", "\n# done\n```"),
+            FENCED.replace('"name"', '"id": 1, "name"'), f"`{FENCED}`",
+            "\n`` `\n\n```\n", "```json",
+        )),
+    ]  # fmt: skip
+    case = CASES["hermes"]
+    tokenizer = Tags(case.template, case.tags)
+    for text, words, calls in texts:
+        with running(willing_model(tokenizer, text, MESSAGES, tools=TOOLS)) as server:
+            for is_streamed in (False, True):
+                said, found, reason = answered(server, is_streamed=is_streamed, temperature=0)
+                assert (said, found) == (words, calls), text
+                assert reason == ("tool_calls" if calls else "stop")
+
+
+def test_text_is_held_back_only_while_it_may_become_a_call() -> None:
+    def said_by(text: str, end: str) -> str:
+        """What is said by the time that this end has come."""
+        reader = ToolCalls(OrUntagged(Hermes()), TOOLS)
+        begun = text[: text.index(end) + len(end)]
+        return "".join(str(found) for letter in begun for found in reader.push(letter))
+
+    assert said_by(PACKAGE, '"v').endswith('"name": "weather",\n  "v')
+    assert said_by(f"Look:\n{PACKAGE}", '"v').endswith('"v')
+    assert said_by("```python\nprint()", "\np") == "```python\np"
+    assert said_by(f"Look:\n{FENCED}", '"days": 2') == "Look:"
+    assert said_by("a\nb\n", "b\n") == "a\nb"
 
 
 SMOLLM = (
@@ -577,7 +631,7 @@ def test_the_default_model_calls_tools() -> None:
 
 FORMATS: list[Format] = [
     Hermes(), QWEN_CODER, GLM, Llama(), MistralNamed(), DEEPSEEK_31, LFM2,
-    JsonList(finish="<|/tool_call|>"), OrBare(Hermes()), OrBare(MistralList()),
+    JsonList(finish="<|/tool_call|>"), OrUntagged(Hermes()), OrUntagged(MistralList()),
 ]  # fmt: skip
 PIECES = (
     "Let me", "\n", " ", ";", "<", "<tool_call>", "</tool_call>", '{"name": "add"}', "[", "]", "{",
@@ -606,7 +660,7 @@ def test_definitions_that_each_argument_would_repeat_are_bounded(name: str) -> N
 
 HERMES_PIECES = (
     "Let me", "\n", " ", "<", "<tool_call>", "</tool_call>", '{"name": "add"}', "[1]", "<tool",
-    "_call>",
+    "_call>", "```json\n", "```", '{"name": "now", "arguments": {}}', "[]",
 )  # fmt: skip
 
 
@@ -621,7 +675,7 @@ def test_how_a_text_was_cut_changes_nothing(
 @given(st.lists(st.sampled_from(HERMES_PIECES), max_size=12), st.data())
 def test_how_tags_were_cut_changes_nothing(pieces: list[str], data: st.DataObject) -> None:
     """Fewer pieces make more calls."""
-    split_alike(Hermes(), "".join(pieces), data)
+    split_alike(OrUntagged(Hermes()), "".join(pieces), data)
 
 
 def split_alike(form: Format | None, text: str, data: st.DataObject) -> None:

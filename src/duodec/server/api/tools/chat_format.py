@@ -28,12 +28,12 @@ from duodec.server.api.tools.json_calls import (
     Llama,
     MistralList,
     MistralNamed,
-    OrBare,
 )
 from duodec.server.api.tools.pythonic import LFM2, OLMO
 from duodec.server.api.tools.reasoning import THINKING, PlainReader, ReasoningReader, Tags
 from duodec.server.api.tools.splitting import Reader, ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
+from duodec.server.api.tools.untagged import OrUntagged
 from duodec.server.errors import ApiError
 
 _END_TOKENS = 32  # of a prompt: as many as the tags that may be at its end
@@ -181,7 +181,9 @@ def syntax_of(template: str | None) -> Syntax:
         return Harmony()
     thinking = next((tags for tags in THINKING if tags.end in template), None)
     if "tools" not in template and "named SmolLM" in template:
-        return TaggedText(OrBare(JsonList(smollm.BEGIN, smollm.END)), thinking, smollm.with_tools)
+        return TaggedText(
+            OrUntagged(JsonList(smollm.BEGIN, smollm.END)), thinking, smollm.with_tools
+        )
     return TaggedText(_calls_of(template) if "tools" in template else None, thinking)
 
 
@@ -189,15 +191,15 @@ def _calls_of(template: str) -> Format | None:
     """The most special tags first: several formats share ``<tool_call>``."""
     found: Sequence[tuple[str, Format]] = (
         ("[ARGS]", MistralNamed()),
-        ("[TOOL_CALLS]", OrBare(MistralList())),
+        ("[TOOL_CALLS]", OrUntagged(MistralList())),
         (ALL_BEGIN, DEEPSEEK_3 if "```json" in template else DEEPSEEK_31),
         ("<arg_key>", GLM),
         ("<function=", QWEN_CODER),
-        ("<tool_call>", OrBare(Hermes())),
+        ("<tool_call>", OrUntagged(Hermes())),
         ("<|tool_call_start|>", LFM2),
         ("<function_calls>", OLMO),
-        ("<|/tool_call|>", OrBare(JsonList(finish="<|/tool_call|>"))),
-        ("<|tool_call|>", OrBare(JsonList())),
+        ("<|/tool_call|>", OrUntagged(JsonList(finish="<|/tool_call|>"))),
+        ("<|tool_call|>", OrUntagged(JsonList())),
         ("<|python_tag|>", Llama()),
         ('"parameters": dictionary', Llama()),
     )

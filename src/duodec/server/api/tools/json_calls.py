@@ -1,4 +1,4 @@
-"""Read and constrain calls that are JSON: between tags, after a marker, or on their own."""
+"""Read and constrain calls that are JSON, between tags or after a marker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.server.api.tools.call import Format, Literal, Tool, call_id, name_of
+from duodec.server.api.tools.call import Literal, Tool, call_id, name_of
 from duodec.server.api.tools.grammars import json_arguments, some_tool
 from duodec.server.api.tools.splitting import BetweenTags, place_of
 from duodec.server.http.json_limits import parse
@@ -22,6 +22,8 @@ def named_calls(inside: str) -> list[tuple[str, Any]]:
     and the like."""
     value = parse(inside)
     items = value if isinstance(value, list) else [value]
+    if not items:
+        raise ValueError("there is no call")
     return [(str(one["name"]), one.get("arguments", one.get("parameters", {}))) for one in items]
 
 
@@ -55,53 +57,6 @@ def _objects(tools: Sequence[Tool], key: str, literal: Literal) -> list[str]:
         head = f'{{"name": {json.dumps(name_of(tool))}, "{key}": '
         rules.append(f'tool{i}: {literal(head)} arguments{i} "}}"')
     return [*rules, *json_arguments(tools)]
-
-
-_BARE = tuple(f'{begin}{{"{key}":' for begin in ("", "[") for key in ("name", "arguments"))
-_NUM_LOOKED_AT = 64  # characters that show what an object begins with
-
-
-@dataclass(frozen=True)
-class OrBare:
-    """A format of objects in JSON, whose tags small models forget: an object without them, or a
-    list of such, is a call where it stands alone and names a tool and arguments."""
-
-    form: Format
-
-    @property
-    def markers(self) -> Sequence[str]:
-        return self.form.markers
-
-    def find(self, text: str, *, is_saying: bool) -> int:
-        return 0 if not is_saying and _is_bare(text) else self.form.find(text, is_saying=is_saying)
-
-    def end(self, block: str) -> int | None:
-        return json_end(block, 0) if _is_bare(block) else self.form.end(block)
-
-    def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
-        if not _is_bare(block):
-            return self.form.calls(block, tools)
-        value = parse(block)
-        items = value if isinstance(value, list) else [value]
-        names = {name_of(tool) for tool in tools}
-        if not all({"name", "arguments"} == set(one) and one["name"] in names for one in items):
-            raise ValueError("this is no call of these tools")
-        return named_calls(block)
-
-    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
-        return self.form.begun(block, tools)
-
-    def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
-        return self.form.rules(tools, literal, is_many=is_many)
-
-    def new_id(self) -> str:
-        return self.form.new_id()
-
-
-def _is_bare(text: str) -> bool:
-    """Whether a text is, or may become, an object with a name and arguments."""
-    begun = re.sub(r"\s", "", text[:_NUM_LOOKED_AT])
-    return bool(begun) and any(head.startswith(begun) or begun.startswith(head) for head in _BARE)
 
 
 @dataclass(frozen=True)
