@@ -38,6 +38,7 @@ from duodec.inputs import (
 from duodec.loading.config import DEFAULT_TARGET, EngineConfig
 from duodec.loading.load import Loaded
 from duodec.loading.load import load as load_pair
+from duodec.loading.memory import MemoryUse
 from duodec.loading.resolve import ResolvedPair, resolve_pair
 from duodec.machine.cores import CoreSharing
 from duodec.methods.method import Method
@@ -65,6 +66,7 @@ class _Parts:
     cores: CoreSharing = field(default_factory=CoreSharing)
     costs: Costs = field(default_factory=Costs)
     num_slots: int = 1  # requests that share forward passes
+    memory: MemoryUse | None = None  # that it takes, if that was estimated
     parse_special: bool = False  # control tokens spelled in users' texts are control tokens
     clock: Callable[[], float] = perf_counter
     grammars: GrammarCompiler | None = None  # None: of the tokenizer, with the usual limits
@@ -148,6 +150,7 @@ class LLM(_Parts):
             cores=loaded.cores,
             costs=loaded.costs,
             num_slots=config.num_slots,
+            memory=loaded.memory,
             parse_special=config.parse_special,
             grammars=GrammarCompiler(loaded.tokenizer, trial),
             _engine_lock=EngineLock(loaded.resources),

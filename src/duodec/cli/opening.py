@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from duodec.cli.output import status
+from duodec.cli.output import say_dim, size, status
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.machine.signals import interrupted_at_once
@@ -14,6 +14,7 @@ from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
+    from duodec.loading.memory import MemoryUse
     from duodec.loading.resolve import ResolvedPair
 
 
@@ -41,12 +42,30 @@ def _no_draft(method: str | None, why: str) -> BadOption:
 def open_llm(
     pair: ResolvedPair, *, on_warning: Callable[[str], None], is_quiet: bool = False
 ) -> LLM:
-    """Open a command's engine; the caller closes it."""
+    """Open a command's engine and say what memory it takes; the caller closes it."""
     from duodec import llm
 
     names = " and ".join(name for name in (pair.name, pair.draft_name) if name)
     with status(f"loading {names}", is_quiet=is_quiet), interrupted_at_once():
-        return llm.load(pair, on_warning=on_warning)
+        opened = llm.load(pair, on_warning=on_warning)
+    if opened.memory and not is_quiet:
+        say_dim(memory_line(opened.memory))
+    return opened
+
+
+def memory_line(use: MemoryUse) -> str:
+    """What a pair takes, and which option makes it less."""
+    parts = [f"{size(use.weight_bytes)} of weights"]
+    if use.draft_bytes:
+        parts.append(f"{size(use.draft_bytes)} of draft")
+    texts = f"{use.num_context} tokens"
+    if use.num_slots > 1:
+        texts = f"{use.num_slots} requests of {texts}"
+    parts.append(f"at most {size(use.cache_bytes)} of caches ({texts})")
+    less = f"-c {use.num_context // 2} halves the caches"
+    if use.num_slots > 1:
+        less += ", -np 1 keeps one, for a single user"
+    return f"memory: {', '.join(parts)}; {less}"
 
 
 def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from duodec.datastores import open_for
 from duodec.errors import DuodecError, warn
 from duodec.loading.config import TORCH, EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
+from duodec.loading.memory import MemoryUse
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
 from duodec.loading.vetting import vetted
 from duodec.machine.core_plan import CorePlan
@@ -41,6 +42,7 @@ class Loaded:
     datastore: Datastore | None
     cores: CoreSharing
     costs: Costs  # as a profile measured them
+    memory: MemoryUse | None = None  # if it was estimated
     resources: ExitStack = field(default_factory=ExitStack)
 
 
@@ -92,6 +94,7 @@ def load(
                 prepare=_sharing(plan, target, stack),
             ),
             costs=known.costs(is_drafting=not plan.shares_cores) if known else Costs(),
+            memory=MemoryUse.of(pair, loaded),
             resources=stack.pop_all(),
         )
     raise AssertionError("the stack swallows nothing")

@@ -52,6 +52,35 @@ model.close()
 """
 
 
+GROWING = """\
+import re, sys
+from pathlib import Path
+from duodec import LLM, SamplingParams
+
+def taken():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+before = taken()
+with LLM.load(sys.argv[1], None, num_slots=4, context=8192) as llm:
+    made = taken() - before
+    llm.generate("word " * 2000, SamplingParams(max_tokens=4, seed=1))
+    print(llm.memory.cache_bytes, made, taken() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere caches are taken at once")
+def test_caches_take_what_texts_fill() -> None:
+    """A server's caches for long texts are not written before there are such texts."""
+    if not library.kernels(library.load()):
+        pytest.skip("this build has none of our kernels")
+    run = subprocess.run(
+        [sys.executable, "-c", GROWING, str(DRAFT)], capture_output=True, text=True, check=True
+    )
+    most, made, used = map(int, run.stdout.split())
+    assert made < most / 3
+    assert made + 2000 * most // 8192 // 8 < used < most / 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a mapped file ends otherwise")
 @pytest.mark.parametrize("how", ["mapped", "read"])
 def test_a_file_that_is_read_whole_may_be_truncated(tmp_path: Path, how: str) -> None:

@@ -15,7 +15,7 @@ import typer
 from duodec.cli import opening, options
 from duodec.cli.commands.ps import announced
 from duodec.cli.help import Command
-from duodec.cli.output import say, warn
+from duodec.cli.output import say, say_dim, warn
 from duodec.cli.spelling import UsageError
 from duodec.core.sampling.parameters import fields_of
 from duodec.core.sampling.sampler import SamplingParams
@@ -112,7 +112,10 @@ def source_of(name: str, models: Mapping[str, EngineConfig], method: str) -> Sou
     pair = cache(partial(opening.resolve_for, config, chosen))
 
     def load(taken: int) -> LLM:
-        return llm.load(pair(), on_warning=warn, taken_bytes=taken)
+        opened = llm.load(pair(), on_warning=warn, taken_bytes=taken)
+        if opened.memory:
+            say_dim(opening.memory_line(opened.memory))
+        return opened
 
     def may_load(taken: int) -> bool:
         return fits(pair(), taken)

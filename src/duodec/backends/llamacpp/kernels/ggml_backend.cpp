@@ -418,10 +418,29 @@ ggml_backend_buffer_type_t buffer_type() {
     return &type;
 }
 
+// --- caches
+
+// llama.cpp clears a cache when it makes it. Written, it would take all of its memory at once; this way it takes what its texts fill.
+void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    void * begin = ggml_backend_buffer_get_base(buffer);
+    if (value || !duodec::zero_when_used(begin, buffer->size)) memset(begin, value, buffer->size);
+}
+
+ggml_backend_buffer_t (*alloc_plain)(ggml_backend_buffer_type_t, size_t);
+
+ggml_backend_buffer_t alloc_cleared_by_us(ggml_backend_buffer_type_t type, size_t size) {
+    ggml_backend_buffer_t buffer = alloc_plain(type, size);
+    if (buffer) buffer->iface.clear = clear;
+    return buffer;
+}
+
 const bool is_registered = [] {
     const char * chosen = getenv("DUODEC_KERNELS");
     if (!DUODEC_IS_FAST || (chosen && !strcmp(chosen, "off"))) return false;
     ggml_backend_cpu_get_extra_buffer_types() = {buffer_type()};
+    auto & plain = ggml_backend_cpu_buffer_type()->iface;
+    alloc_plain = plain.alloc_buffer;
+    plain.alloc_buffer = alloc_cleared_by_us;
     return true;
 }();
 
