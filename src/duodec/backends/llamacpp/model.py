@@ -428,6 +428,7 @@ def open_context(
     num_snapshots: int = 0,
     kind: int = 0,
     other: object = None,
+    on_operation: object = None,
 ) -> Any:
     """A llama.cpp context with one unified cache, or with one a sequence, ``num_context`` being
     the cells of all of them. Raises ModelUnreadable when memory is short.
@@ -442,6 +443,7 @@ def open_context(
     ``uses_flash_attention`` of a context that need not be exact; None: llama.cpp's own choice.
     ``num_snapshots`` of each sequence's recurrent state are kept: tokens that can be taken back.
     ``kind`` is llama.cpp's type of the context, ``other`` a context whose model lends it matrices.
+    ``on_operation`` is a callback of llama.cpp's own type, which sees each operation.
     """
     lib = model.lib
     # a GPU's kernels are others, and computing a mixed cache there may not be possible
@@ -469,6 +471,8 @@ def open_context(
         params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]
     params.abort_callback = callback(lib.ggml_abort_callback)
     params.abort_callback_data = FLAG.address
+    if on_operation:
+        params.cb_eval = on_operation
     try:
         handle = interruptible(
             lambda: lib.llama_init_from_model(model.handle, params), lambda handle: None

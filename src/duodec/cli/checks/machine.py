@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import library
@@ -16,6 +16,9 @@ from duodec.errors import BackendUnavailable
 from duodec.loading.config import LLAMA_CPP, TORCH
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.install import extra_command
+
+if TYPE_CHECKING:
+    from duodec.backends.llamacpp.model import LlamaModel
 
 
 def check_cores(plan: CorePlan, num_cores: int) -> Check:
@@ -43,31 +46,37 @@ def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
     return Check(LLAMA_CPP, "ok", words)
 
 
-def check_kernels(lib: Any, path: Path) -> Check:
-    """Which kernels compute weights on the CPU, and what they leave to llama.cpp's."""
+def check_kernels(model: LlamaModel) -> Check:
+    """Which kernels compute a model on the CPU, and what ours leave to llama.cpp's, as forward
+    passes show it. Raises ModelUnreadable and ComputeFailed."""
+    from duodec.backends.llamacpp.checks.operations import left_to_llama_cpp
+
+    lib = model.lib
     named = library.kernels(lib)
     if not named:
         words = "llama.cpp's own for weights on the CPU: near ties, texts of K-quants can differ"
         remedy = "`duodec setup --rebuild` builds ours, where the processor has AVX2 or NEON"
         return Check("kernels", "warn", words, remedy)
     words = f"ours for {named}: weights on the CPU give a row the same bits at any width"
-    header = Header.read(lib, path)
-    left = [
-        name
-        for name, type_ in (header.types if header else {}).items()
-        if not library.packs(lib, type_)
-    ]
-    if not header or not left:
+    header, left = Header.read(lib, model.path), left_to_llama_cpp(model)
+    sizes = header.tensors if header else {}
+    if others := sorted({operation.name for operation in left if operation.source not in sizes}):
+        words = f"{words}; llama.cpp's compute {', '.join(others)}"
+    weights = {operation.source for operation in left} & set(sizes)
+    if not header or not weights:
         return Check("kernels", "ok", words)
     type_name = ggml(lib, "ggml_type_name", ctypes.c_char_p, ctypes.c_int)
-    formats = sorted({type_name(header.types[name]).decode() for name in left})
-    share = sum(header.tensors[name] for name in left) / header.num_bytes
+    types = {header.types[name] for name in weights}
+    formats = sorted(type_name(type_).decode() for type_ in types)
+    share = sum(sizes[name] for name in weights) / header.num_bytes
     return Check(
         "kernels",
         "warn",
-        f"{words}; llama.cpp's compute {len(left)} tensors in {', '.join(formats)}, {share:.0%} of "
-        "the weights, in which several tokens cost nearly as many times one",
-        "on a CPU take another quantisation, such as Q4_K_M",
+        f"{words}; llama.cpp's compute {len(weights)} tensors in {', '.join(formats)}, "
+        f"{share:.0%} of the weights, in which several tokens cost nearly as many times one",
+        "leave out --no-repack, and free memory for a copy of the weights"
+        if all(library.packs(lib, type_) for type_ in types)
+        else "on a CPU take another quantisation, such as Q4_K_M",
     )
 
 

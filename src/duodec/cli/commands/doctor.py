@@ -182,9 +182,10 @@ def _check_use(
 ) -> list[Check]:
     """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
+    from duodec.backends.llamacpp.model import LlamaModel
     from duodec.machine.cores import available_cores
 
-    num_context, path = target.num_context, resolved.file.path
+    num_context, model, is_on_cpu = target.num_context, target.model, target.is_on_cpu
     backend, has_gpu = resolved.backend, machine.gpu_is_there()
     return [
         pair.check_template(target.model),
@@ -192,7 +193,7 @@ def _check_use(
         machine.check_cores(plan, len(available_cores())),
         *pair.check_memory(target, draft, num_context),
         machine.check_llama(load(), backend, has_gpu=has_gpu),
-        *([machine.check_kernels(load(), path)] if target.is_on_cpu and path.is_file() else []),
+        *([machine.check_kernels(model)] if is_on_cpu and isinstance(model, LlamaModel) else []),
         machine.check_torch(backend, has_gpu=has_gpu),
     ]
 

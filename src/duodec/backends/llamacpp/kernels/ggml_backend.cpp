@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -45,8 +46,10 @@ ggml_backend_buffer_type_t buffer_type();
 
 const Kernel * kernel_for(const ggml_tensor * weights) {
     const Kernel * kernel = kernel_of(weights->type);
-    return kernel && weights->ne[0] % kernel->columns == 0 && weights->ne[3] == 1 && ggml_is_contiguous(weights) ? kernel : nullptr;
+    return kernel && weights->ne[0] % kernel->columns == 0 && ggml_is_contiguous(weights) ? kernel : nullptr;
 }
+
+int64_t num_matrices_of(const ggml_tensor * weights) { return weights->ne[2] * weights->ne[3]; }  // packed one after the other
 
 int64_t matrix_bytes(const Kernel & kernel, const ggml_tensor * weights) { return kernel.matrix_bytes(weights->ne[1], weights->ne[0]); }
 
@@ -76,7 +79,7 @@ thread_local std::vector<int32_t> next_order;  // of the head that this thread l
 thread_local Head * last_head;                 // that this thread has loaded
 
 bool is_ordered(const ggml_tensor * weights) {
-    return (int64_t)next_order.size() == weights->ne[1] && weights->ne[2] == 1 &&
+    return (int64_t)next_order.size() == weights->ne[1] && num_matrices_of(weights) == 1 &&
            (!strcmp(weights->name, "output.weight") || !strcmp(weights->name, "token_embd.weight"));
 }
 
@@ -92,7 +95,7 @@ bool is_made_smaller(const ggml_tensor * weights) {
 
 // --- one operation
 
-// Which rows of activations meet which matrix: all of them the only one, or those that are routed to an expert.
+// Which rows of activations meet which matrix: those that are routed to an expert, or an equal part of them, one after the other.
 struct Rows {
     const ggml_tensor * op, * x, * ids;
     int64_t num_rows, num_matrices;
@@ -101,12 +104,12 @@ struct Rows {
 
     explicit Rows(const ggml_tensor * op, uint8_t * work)
         : op(op), x(op->src[1]), ids(op->op == GGML_OP_MUL_MAT_ID ? op->src[2] : nullptr),
-          num_rows(ids ? ids->ne[0] * ids->ne[1] : ggml_nrows(x)), num_matrices(ids ? op->src[0]->ne[2] : 1),
+          num_rows(ids ? ids->ne[0] * ids->ne[1] : ggml_nrows(x)), num_matrices(num_matrices_of(op->src[0])),
           order((int32_t *)work), begin(order + num_rows) {}
 
     static int64_t work_bytes(const ggml_tensor * op) {
         if (op->op != GGML_OP_MUL_MAT_ID) return 0;
-        const int64_t numbers = op->src[2]->ne[0] * op->src[2]->ne[1] + op->src[0]->ne[2] + 1;
+        const int64_t numbers = op->src[2]->ne[0] * op->src[2]->ne[1] + num_matrices_of(op->src[0]) + 1;
         return (numbers * (int64_t)sizeof(int32_t) + 63) / 64 * 64;
     }
 
@@ -132,20 +135,28 @@ struct Rows {
     }
 
     Groups groups(const Kernel & kernel, int64_t matrix) const {
-        return ids ? Groups(kernel, begin[matrix], begin[matrix + 1]) : Groups(kernel, 0, num_rows);
+        if (ids) return Groups(kernel, begin[matrix], begin[matrix + 1]);
+        const int64_t size = num_rows / num_matrices;
+        return Groups(kernel, matrix * size, (matrix + 1) * size);
+    }
+
+    struct Place { int64_t i1, i2, i3; };
+
+    Place place(int64_t r) const {
+        if (ids) return {order[r] % ids->ne[0], order[r] / ids->ne[0], 0};
+        const ggml_tensor * weights = op->src[0];
+        const int64_t size = num_rows / num_matrices, matrix = r / size, n = r % size / x->ne[1];
+        const int64_t times2 = x->ne[2] / weights->ne[2], times3 = x->ne[3] / weights->ne[3];  // that a matrix is used
+        return {r % x->ne[1], matrix % weights->ne[2] * times2 + n % times2, matrix / weights->ne[2] * times3 + n / times2};
     }
 
     const float * in(int64_t r) const {
-        int64_t i1, i2, i3 = 0;
-        if (ids) { i1 = order[r] % ids->ne[0] % x->ne[1]; i2 = order[r] / ids->ne[0]; }
-        else { i1 = r % x->ne[1]; i2 = r / x->ne[1] % x->ne[2]; i3 = r / x->ne[1] / x->ne[2]; }
-        return (const float *)((const char *)x->data + i1 * x->nb[1] + i2 * x->nb[2] + i3 * x->nb[3]);
+        const auto [i1, i2, i3] = place(r);
+        return (const float *)((const char *)x->data + i1 % x->ne[1] * x->nb[1] + i2 * x->nb[2] + i3 * x->nb[3]);  // experts may share a row
     }
 
     float * out(int64_t r) const {
-        const int64_t n = ids ? order[r] : r;
-        if (op->ne[2] == 1 && op->ne[3] == 1) return (float *)((char *)op->data + n * op->nb[1]);
-        const int64_t i1 = n % op->ne[1], i2 = n / op->ne[1] % op->ne[2], i3 = n / op->ne[1] / op->ne[2];
+        const auto [i1, i2, i3] = place(r);
         return (float *)((char *)op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]);
     }
 };
@@ -358,7 +369,7 @@ void pack(ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
-    const int64_t tiles = duodec::num_tiles(tensor->ne[1]) * tensor->ne[2];
+    const int64_t tiles = duodec::num_tiles(tensor->ne[1]) * num_matrices_of(tensor);
     const int64_t most = std::max<int64_t>(1, std::thread::hardware_concurrency());
     const int64_t num_threads = std::min({most, (int64_t)(size / PACKED_AT_ONCE) + 1, tiles});
     std::vector<std::thread> others;
@@ -390,7 +401,14 @@ size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     static const bool is_chosen = (duodec::num_streams = duodec::fastest_num_streams(), true);  // before any is packed
     (void)is_chosen;
     const Kernel * kernel = is_made_smaller(tensor) ? kernel_of(SMALL) : kernel_for(tensor);
-    return kernel ? matrix_bytes(*kernel, tensor) * tensor->ne[2] : ggml_nbytes(tensor);
+    return kernel ? matrix_bytes(*kernel, tensor) * num_matrices_of(tensor) : ggml_nbytes(tensor);
+}
+
+// Not where it is a view of packed weights that divides them into other matrices, or leaves some out.
+bool is_packed_as_seen(const ggml_tensor * weights) {
+    const ggml_tensor * whole = weights->view_src ? weights->view_src : weights;
+    return weights->extra && weights->data == whole->data && weights->ne[0] == whole->ne[0] && weights->ne[1] == whole->ne[1] &&
+           num_matrices_of(weights) == num_matrices_of(whole);
 }
 
 class Extra : public ggml::cpu::extra_buffer_type {
@@ -398,22 +416,27 @@ class Extra : public ggml::cpu::extra_buffer_type {
         const ggml_tensor * weights = op->src[0];
         return (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && weights->buffer && weights->buffer->buft == buffer_type();
     }
+
+  public:
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
         if (!is_ours(op) || !kernel_for(op->src[0]) || op->src[1]->type != GGML_TYPE_F32) return false;
-        if (op->op == GGML_OP_MUL_MAT && op->src[0]->ne[2] != 1) return false;
         return !op->src[1]->buffer || ggml_backend_buft_is_host(op->src[1]->buffer->buft);
     }
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         if (is_attention(op)) return &attention_traits;
-        return is_ours(op) ? (ggml::cpu::tensor_traits *)op->src[0]->extra : nullptr;
+        if (!is_ours(op)) return nullptr;
+        GGML_ASSERT(is_packed_as_seen(op->src[0]));  // nobody else can read it
+        return (ggml::cpu::tensor_traits *)op->src[0]->extra;
     }
 };
+
+Extra extra;
 
 ggml_backend_buffer_type_t buffer_type() {
     static ggml_backend_buffer_type type = {
         {buffer_name, alloc_buffer, alignment, nullptr, alloc_size, nullptr},
         ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),
-        new Extra(),
+        &extra,
     };
     return &type;
 }
@@ -453,6 +476,16 @@ DUODEC_EXPORT const char * duodec_kernels(void) { return is_registered ? duodec:
 
 // Whether weights of a type of ggml are packed.
 DUODEC_EXPORT bool duodec_packs(int type) { return kernel_of(type) != nullptr; }
+
+// The name of an operation on the CPU that is not computed by our kernels, a space, and the name of the first tensor that it
+// reads, until the next call; null for other operations, and where nothing is computed.
+DUODEC_EXPORT const char * duodec_left(const ggml_tensor * op) {
+    static thread_local std::string left;
+    const bool is_elsewhere = op->buffer && !ggml_backend_buffer_is_host(op->buffer);
+    if (is_elsewhere || ggml_op_is_empty(op->op) || (is_registered && extra.get_tensor_traits(op))) return nullptr;
+    left = std::string(ggml_op_name(op->op)) + " " + (op->src[0] ? op->src[0]->name : "");
+    return left.c_str();
+}
 
 // Packs the rows of heads of `num` rows that this thread loads from now on in this order, a permutation; 0: as the file has them.
 DUODEC_EXPORT void duodec_order_rows(const int32_t * order, int64_t num) {
