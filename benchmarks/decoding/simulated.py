@@ -8,8 +8,9 @@ ceiling is `auto` with a draft model that takes no time.
 
 A curve is written CURVE@SHAPE@BANDWIDTH, the first two as in `--simulate-ms` and `--simulate-as`;
 several by semicolons. `sps:4@gpu` is what users have today: the same draft model on the target's
-card, by turns with the target, in passes of as many rows as are wanted. Its step takes the time to
-read its file once at that bandwidth, and `--launch-ms`. A target's own `--heads` (on torch) take
+card, in turns with the target, in passes of as many rows as are wanted. Its step takes the time to
+read its file once at that bandwidth, and `--launch-ms`. `auto+gpu` has that draft model in passes
+of the curve's own shape. A target's own `--heads` (on torch) take
 `--heads-share` of a pass of one row: in a model so small they would weigh more than in a large one.
 """
 
@@ -27,13 +28,16 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import Figures
+from benchmarks.decoding.kept import KeptRows, Shelf, prompts_key
+from duodec.backends.translation.wrapped import Wrapped
+from duodec.bench.beds import Stage
 from duodec.bench.beds.simulated import SimulatedBed, draft_model, simulated_stage
 from duodec.bench.beds.virtual import PricedModel, RowKey, StepTable
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
 from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 from duodec.bench.reports.tables import interval_of
-from duodec.bench.tasks import TASKS, read_prompts
+from duodec.bench.tasks import TASKS, Prompt, read_prompts
 from duodec.core.protocols import Candidates, DraftModel
 from duodec.core.round import Stats
 from duodec.core.sampling.sampler import SamplingParams
@@ -46,7 +50,8 @@ from duodec.planning.costs import Costs
 
 ALL = "all tasks"
 CEILING = "ceiling"
-ON_GPU = "@gpu"
+ON_GPU = "@gpu"  # as users have it
+IN_OUR_SHAPE = "+gpu"
 _DRAFT_MS = "1:0.78,2:1.11,4:1.5,8:2.6,16:4.9,32:9.7,64:18.8"  # one core of an EPYC, AVX-512
 _HOST_US = "copy:14,draw:40,candidates:40,selection:40"  # there, of rows of 151,936 logits
 _LAUNCH_MS = 0.3  # six layers at 0.03 ms (docs/evaluation.md), and a token drawn on the host
@@ -64,6 +69,11 @@ _CURVES = ";".join(
         "25@tree@1008GB/s",  # the limit
     )
 )
+
+
+Known = dict[tuple[int, ...], dict[RowKey, Candidates]]
+"""Rows off the recorded texts, by the tokens of these."""
+Recorded = tuple[Conversation, Known]
 
 
 @dataclass
@@ -88,6 +98,7 @@ class Runs:
     bed: SimulatedBed
     free: SimulatedBed
     on_gpu: SimulatedBed
+    in_turns: SimulatedBed
     methods: dict[str, Method]
     costs: dict[str, Costs]
     sums: dict[str, dict[tuple[str, str], Sum]] = field(
@@ -119,9 +130,7 @@ class Runs:
         prompts = list(self.of(method, task))
         return ratio_of_rates(self.rates("auto", task), self.rates(method, task), prompts)
 
-    def answer(
-        self, conversation: Conversation, known: dict[tuple[int, ...], dict[RowKey, Candidates]]
-    ) -> None:
+    def answer(self, conversation: Conversation, known: Known) -> None:
         prompt = conversation.prompt
         for name, method in self.methods.items():
             bed = self._bed(name)
@@ -136,6 +145,8 @@ class Runs:
     def _bed(self, name: str) -> SimulatedBed:
         if name.endswith(ON_GPU):
             return self.on_gpu
+        if name.endswith(IN_OUR_SHAPE):
+            return self.in_turns
         return self.free if name == CEILING else self.bed
 
 
@@ -159,12 +170,13 @@ def main(
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
     heads: Annotated[str | None, typer.Option(help="A folder; the target is on torch.")] = None,
     heads_share: Annotated[float, typer.Option(help="Of a pass, that they take.")] = 0.06,
+    cache: Annotated[Path | None, typer.Option(help="A folder for what is computed.")] = None,
 ) -> Figures:
     """Each method's speed over plain decoding's in passes of one row, by task, with intervals over
     prompts."""
     console = Console()
     names = tuple(methods.split(","))
-    entrants = {name: name.removesuffix(ON_GPU) for name in names}
+    entrants = {name: name.removesuffix(ON_GPU).removesuffix(IN_OUR_SHAPE) for name in names}
     if ceiling:
         entrants[CEILING] = "auto"
     plan = BenchPlan(
@@ -197,9 +209,14 @@ def main(
         assert pair.draft is not None
         num_bytes = pair.draft.path.stat().st_size
         whole = base.model.model  # on a GPU all rows of its head are computed
-        if any(name.endswith(ON_GPU) for name in names):
+        models = target, pair.draft.path.name, heads, exact, plan.sampling
+        drafted = Shelf.of(cache, "draft", *models)
+        texts = Shelf.of(cache, "text", *models, max_tokens, prompts_key(prompts))
+        if any(name.endswith((ON_GPU, IN_OUR_SHAPE)) for name in names):
             as_published = replace(pair.config, draft_head=0, draft_weights="file")
             whole = draft_model(pair.draft.path, as_published, base.parts)
+            if cache is not None and plan.sampling.is_greedy and not isinstance(whole, Wrapped):
+                whole = KeptRows(whole, drafted.values, base.parts.vocabulary.num_vocab)
         runs: dict[str, Runs] = {}
         for text in curves.split(";"):
             given, shape, bandwidth = (*text.split("@"), "", "")[:3]
@@ -209,25 +226,24 @@ def main(
             as_wanted = replace(curve.shape, name="chain", widths=Widths(), has_branches=False)
             heads_s = heads_share * curve.forward.seconds(1)
             own = replace(base, curve=curve, host=replace(base.host, heads=heads_s))
+            in_turns = own.in_turns(_priced(whole, step_s))
             runs[text] = Runs(
                 bed=own,
                 free=replace(own, model=_priced(base.model.model, 0.0)),
-                on_gpu=replace(
-                    own,
-                    curve=replace(curve, shape=as_wanted),
-                    model=_priced(whole, step_s),
-                    handover_s=0.0,
-                ),
+                on_gpu=replace(in_turns, curve=replace(curve, shape=as_wanted)),
+                in_turns=in_turns,
                 methods={label: method_named(name) for label, name in entrants.items()},
                 costs={label: Costs() for label in entrants},
             )
-        conversations = record(stage.recorder, prompts, plan.sampling, max_tokens)
-        for conversation in track(conversations, total=len(prompts), console=console):
-            known: dict[tuple[int, ...], dict[RowKey, Candidates]] = {
-                turn.prompt_tokens + turn.answer: {} for turn in conversation.turns
-            }
+        for prompt in track(prompts, console=console):
+            conversation, known = texts.get(
+                (prompt.task, prompt.prompt_id),
+                lambda prompt=prompt: _recorded(stage, prompt, plan, max_tokens),
+            )
             for run in runs.values():
                 run.answer(conversation, known)
+        texts.save()
+        drafted.save()
         figures = {"prompts": len(prompts), **dict(stage.facts), **_figures(runs, tasks.split(","))}
     for text, run in runs.items():
         curve = run.bed.curve
@@ -241,6 +257,12 @@ def main(
             cells.append(interval_of(total))
             console.print(f"{method:>10}  " + "  ".join(cells), soft_wrap=True)
     return figures
+
+
+def _recorded(stage: Stage, prompt: Prompt, plan: BenchPlan, max_tokens: int) -> Recorded:
+    """A prompt's texts, and their rows off them, of which none is known yet."""
+    (found,) = record(stage.recorder, [prompt], plan.sampling, max_tokens)
+    return found, {turn.prompt_tokens + turn.answer: {} for turn in found.turns}
 
 
 def _priced(model: DraftModel, step_s: float) -> PricedModel:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes.decoding import FakeTokenizer
 
-from benchmarks.decoding.simulated import ALL, ON_GPU, Runs, _bytes_a_second
+from benchmarks.decoding.kept import KeptRows, Shelf
+from benchmarks.decoding.simulated import ALL, IN_OUR_SHAPE, ON_GPU, Runs, _bytes_a_second
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds import Parts
@@ -18,6 +20,7 @@ from duodec.bench.beds.simulated import SimulatedBed
 from duodec.bench.beds.virtual import PricedModel, StepTable
 from duodec.bench.recording import Conversation, record
 from duodec.bench.tasks import Prompt
+from duodec.core.protocols import DraftModel
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import Widths
 from duodec.llm import LLM
@@ -28,25 +31,24 @@ CURVE = CostCurve.parse("1:8,2:10,3:13,4:16")
 STEP_S = 0.5e-3
 HOST = HostPrices(copy=1e-3)
 MODEL = TableModel(num_vocab=128, order=1, seed=3)
-NAMES = ("ar", "sps:2@gpu", "auto")
+NAMES = ("ar", "sps:2@gpu", "auto", "auto+gpu")
 
 
-def answered(sampling: SamplingParams) -> tuple[Runs, list[Conversation]]:
+def answered(
+    sampling: SamplingParams, draft: DraftModel | None = None
+) -> tuple[Runs, list[Conversation]]:
     """Two prompts on a target that is padded to two rows, with a draft as good as it."""
     tokenizer = FakeTokenizer(tuple(bytes([i]) for i in range(128)), chat_template="{{ messages }}")
     parts = Parts(tokenizer, 2000, None, None, sampling, ())
     slow = PricedModel(MODEL.load(), StepTable(((1, 1.0), (2, 1.0))))
     padded = LatencyCurve(CURVE, 0.0, Shape("llama.cpp:2", Widths.only(2), has_branches=False))
     bed = SimulatedBed(parts, TableTarget(MODEL), slow, padded, HOST)
-    on_gpu = replace(
-        bed,
-        curve=LatencyCurve(CURVE, 0.0, Shape("chain", has_branches=False)),
-        model=PricedModel(MODEL.load(), StepTable(((1, STEP_S), (2, STEP_S)))),
-        handover_s=0.0,
-    )
+    fast = PricedModel(draft or MODEL.load(), StepTable(((1, STEP_S), (2, STEP_S))))
+    in_turns = bed.in_turns(fast)
+    on_gpu = replace(in_turns, curve=LatencyCurve(CURVE, 0.0, Shape("chain", has_branches=False)))
     runs = Runs(
-        bed, bed, on_gpu,
-        {name: method(name.removesuffix(ON_GPU)) for name in NAMES},
+        bed, bed, on_gpu, in_turns,
+        {name: method(name.removesuffix(ON_GPU).removesuffix(IN_OUR_SHAPE)) for name in NAMES},
         {name: Costs() for name in NAMES},
     )  # fmt: skip
     engine = LLM(TableTarget(MODEL), tokenizer, 2000)
@@ -86,3 +88,28 @@ def test_plain_decoding_without_us_is_not_padded() -> None:
 def test_a_bandwidth_is_read_as_it_is_written() -> None:
     assert _bytes_a_second("936GB/s") == 936e9
     assert 1 / _bytes_a_second("") == 0.0
+
+
+def test_in_our_shape_a_draft_on_the_gpu_takes_turns() -> None:
+    runs, _ = answered(SamplingParams(seed=1))
+    # a pass of two rows and a step, for two tokens; with steps of a second it drafts none
+    (speedup, slow) = (runs.speedup(name, ALL).value for name in ("auto+gpu", "auto"))
+    round_s = CURVE.seconds(2) + 2 * HOST.copy + STEP_S
+    most = 2 * (CURVE.seconds(1) + HOST.copy) / round_s
+    assert 0.9 * most < speedup <= most
+    assert speedup > 1.05 * slow
+
+
+def test_kept_rows_draft_the_same(tmp_path: Path) -> None:
+    def seconds(runs: Runs) -> list[float]:
+        return [one.seconds for one in runs.of("auto+gpu", ALL).values()]
+
+    plain = seconds(answered(SamplingParams(seed=1, temperature=0.0))[0])
+    for expected in (True, False):  # computed, and then read from the file
+        shelf = Shelf.of(tmp_path, "draft", "a pair")
+        model = KeptRows(MODEL.load(), shelf.values, MODEL.num_vocab)
+        num_kept = len(shelf.values)
+        kept = seconds(answered(SamplingParams(seed=1, temperature=0.0), model)[0])
+        assert kept == pytest.approx(plain, rel=1e-9)
+        assert (len(shelf.values) > num_kept) == expected
+        shelf.save()

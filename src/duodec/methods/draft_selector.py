@@ -149,6 +149,8 @@ class DraftSelector:
             waited_s = request.clock() - begin_s
             if reading_s:  # which says nothing of its steps
                 self._reading_s += waited_s
+            elif request.takes_turns:
+                request.learn_turn(drafted, waited_s)
             else:
                 request.learn_steps(drafted)
             self._cursor = _newer(drafted, self._cursor)

@@ -23,6 +23,7 @@ from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.sources import TextSources
 
+_DEAR = 32  # rounds of rest before a draft model is tried, for each round that a step of it takes
 LIKELIEST = Likeliest(num_tokens=Planner.num_tokens)
 """What a target's own heads propose; the planner decides how deep, and how much is scored."""
 Propose = Callable[[Request], Draft | Plan]
@@ -81,6 +82,8 @@ def streaming(
         if not selector.repays_reading(decoding_s, governor):
             most = min(most, Sources.HEADS)
         can_pay = selector.can_pay and most != Sources.NONE
+        if request.costs.knows_plain:  # what a step is cheap beside is known
+            governor.cut_first_rest(Sources.ALL, round(_DEAR * request.costs.step_share()))
         sources = governor.sources(most) if can_pay else Sources.NONE
         planner.allowance = governor.allowance
         is_early = not request.num_rounds or not request.costs.knows_plain

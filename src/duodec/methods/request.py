@@ -247,6 +247,13 @@ class Request:
         if drafted.step_s is not None:
             self.costs.observe_step(drafted.step_s, drafted.step_leaves)
 
+    def learn_turn(self, drafted: Drafted, seconds: float) -> None:
+        """What a step of the draft model cost that the target waited for: with the messages."""
+        if drafted.root_s:
+            self.costs.observe_root(seconds)
+        elif drafted.step_s is not None:
+            self.costs.observe_step(seconds, drafted.step_leaves)
+
     def commit(
         self,
         draft: Draft,

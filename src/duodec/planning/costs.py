@@ -259,6 +259,12 @@ class Costs:
         """Expected seconds of the draft model's next forward pass."""
         return self._step_s.median if self._step_s else _UNKNOWN_STEP_S
 
+    def step_share(self) -> float:
+        """What one takes of a target's forward pass; 1 where either was not measured."""
+        if not self._step_s or not self.is_measured:
+            return 1.0
+        return self.step_s() / max(_TICK_S, self.forward_s(0))
+
     def observe_root(self, seconds: float) -> None:
         """Add the work until the successors of a text that no draft had predicted were known."""
         self._root_s.observe(seconds)

@@ -132,16 +132,16 @@ class Planner:
             reach = self._reach(selection)  # what the others' trees are like, where they are right
             further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
             gained = self._gained((1.0 - reach) * further, row)
-        else:
+        elif self.has_branches:
             # of nodes, one of which comes true
             share = 1.0 - self._without_draft.value
             if self._gained(share, row) <= least:
                 return 0.0
-            if self.has_branches:
-                value = self.acceptance.unexpanded(cursor, self.costs.step_leaves())
-            else:
-                value = _open_end(cursor, selection)
+            value = self.acceptance.unexpanded(cursor, self.costs.step_leaves())
             gained = self._gained(share * value, row)
+        else:
+            end, offered = _end_of_chain(cursor, selection)
+            gained = self._gained(end, 0.0 if offered else row) - offered
         return gained / self.waits.trust if gained > least else 0.0
 
     def _reach(self, selection: Selection) -> float:
@@ -163,6 +163,8 @@ class Planner:
         """Expected seconds until the drafter's next step arrives here."""
         if not self.busy and not self.costs.knows_step:
             return 0.0  # nothing is learned of a drafter that rests: one step is tried
+        if not self.busy:  # in turns the whole wait is measured
+            return self.costs.step_s() if cursor.is_expanded else self.costs.root_s()
         if cursor.is_expanded:
             return self.costs.step_s() + _HANDOVER_S
         return self.busy * self.costs.step_s() + self.costs.root_s() + _HANDOVER_S
@@ -206,12 +208,20 @@ class Planner:
         self._rate.observe(num_tokens, seconds)
 
 
-def _open_end(cursor: TreeCursor, selection: Selection) -> float:
-    """How likely the end of a chain is, if the draft model goes on from there and more may be
-    scored."""
-    end = cursor.follow(selection.tokens)
-    is_open = end.tree is cursor.tree and not end.is_expanded and not selection.is_full
-    return selection.values[-1] if is_open and selection.values else 0.0
+def _end_of_chain(cursor: TreeCursor, selection: Selection) -> tuple[float, float]:
+    """How likely the last token of a chain is that the draft model proposes too, if it has said
+    nothing yet of what follows and more may be scored; and how likely the token is that others
+    propose there."""
+    end, num, values = cursor, 0, (1.0, *selection.values, 0.0)
+    for token in selection.tokens:
+        child = end.tree.child(end.node, token)
+        if child is None:
+            break
+        end, num = TreeCursor(end.tree, child), num + 1
+    is_at_end = num == len(selection.tokens)
+    if end.is_expanded or (is_at_end and selection.is_full):
+        return 0.0, 0.0
+    return values[num], values[num + 1]
 
 
 def best_width(

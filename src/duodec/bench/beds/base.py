@@ -16,6 +16,7 @@ from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Targe
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting.plans import Chain
 from duodec.llm import LLM
+from duodec.machine.cores import CoreSharing
 from duodec.methods.method import Method
 from duodec.planning.costs import Costs
 
@@ -50,6 +51,7 @@ class Parts:
     datastore: Datastore | None
     sampling: SamplingParams
     target_cores: tuple[int, ...]
+    cores: CoreSharing = field(default_factory=CoreSharing)
 
     def engine(self, target: Target, costs: Costs, clock: Callable[[], float] | None = None) -> LLM:
         engine = LLM(
@@ -59,6 +61,7 @@ class Parts:
             drafter=self.drafter,
             datastore=self.datastore,
             costs=costs,
+            cores=self.cores,
         )
         return replace(engine, clock=clock) if clock else engine
 

@@ -42,6 +42,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, recipe_for
 from duodec.loading.resolve import resolve_pair
 from duodec.machine.core_plan import CorePlan
+from duodec.machine.cores import CoreSharing
 from duodec.machine.topology import Topology
 from duodec.methods.method import Method
 from duodec.planning.acceptance import Acceptance
@@ -53,6 +54,7 @@ from duodec.planning.sources import TextMemory, TextSources, TreeSource
 _TABLE_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # of the draft steps that are measured
 _TABLE_TEXT = 100  # tokens of context
 _TABLE_RUNS = 9
+_READ_TOKENS = 512
 _SLOT = 0
 
 
@@ -81,6 +83,11 @@ class SimulatedBed:
         clock = VirtualClock()
         model = self._model(costs)
         drafter = SimulatedDrafter(model, clock, self.handover_s) if model else None
+        if model and self.parts.cores.takes_turns and not costs.knows_step:
+            step_s = model.table.seconds(1)  # as loading times it
+            costs.observe_step(step_s)
+            costs.observe_root(step_s)
+            costs.observe_read(_READ_TOKENS, model.table.seconds(_READ_TOKENS))
         key = turn.prompt_tokens + turn.answer
         if key not in self.known:
             self.known = {key: {}}
@@ -102,6 +109,11 @@ class SimulatedBed:
         if id(costs) not in self._models:
             self._models[id(costs)] = (costs, self.model.anew())
         return self._models[id(costs)][1]
+
+    def in_turns(self, model: PricedModel) -> SimulatedBed:
+        """The same target with its draft model on its own device: no message goes between them."""
+        parts = replace(self.parts, cores=CoreSharing(takes_turns=True))
+        return replace(self, parts=parts, model=model, handover_s=0.0)
 
     def forget(self) -> None:
         """Replace the draft model's cache by one token; target and drafter are new for each
