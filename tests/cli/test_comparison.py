@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from duodec.cli.summary import comparison, draft_line, end_line, speed_line
+from duodec.cli.summary import comparison, draft_line, end_line, speed_line, times
 from duodec.core.round import Round, Stats
 
 
@@ -116,6 +116,14 @@ def test_timings_that_contradict_each_other_are_not_compared() -> None:
     assert words.startswith("not compared with plain decoding")
     assert "10.0 times as slow" in words
     assert "x plain decoding" not in words
+
+
+def test_a_busy_machine_gets_a_range_and_the_reason() -> None:
+    words = comparison(rounds_of(9, accepted=1), 0.0875, num_busy=1.3)
+    head = "about 1.5 to 2 times plain decoding (11.4 tok/s; other programs kept 1.3 cores busy): "
+    assert words.startswith(head)
+    assert times(1.02, 0.6) == "about 0.75 to 1.25 times"
+    assert times(1.02, 0.4) == "1.02x"
 
 
 def test_without_a_probe_nothing_is_compared() -> None:

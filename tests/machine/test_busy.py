@@ -311,3 +311,19 @@ def test_the_doctor_estimates_nothing_on_a_busy_machine(
     assert "other programs keep 1.2 cores busy; no speed is estimated" in out
     assert "--wait 120" in out
     assert "tok/s" not in out
+
+
+def test_a_meter_tells_what_others_did_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, load = [0.0], [1.5]
+    monkeypatch.setattr(busy, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(busy, "OtherPrograms", lambda: type("Others", (), {"num_cores": load[0]})())
+    meter = busy.LoadMeter()
+    now[0] = 5.0
+    assert meter.look() == 1.5
+    load[0] = 0.2  # of the window that begins with the next look
+    now[0] = 5.1
+    assert meter.look() == 1.5  # just looked
+    now[0] = 6.0
+    assert meter.look() == 1.5
+    now[0] = 7.0
+    assert meter.look() == 0.2

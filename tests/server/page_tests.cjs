@@ -151,13 +151,15 @@ const tests = {
   async tokens_are_told_by_source_and_what_drafting_brought_in_words() {
     const counts = { predicted_n: 60, draft_n: 80, draft_n_accepted: 40, draft_n_accepted_from_model: 25 };
     const end = (plain_ms, tokens_per_second, more = {}) => ({ ...last(), metrics: { tokens_per_second, time_to_first_token_ms: 5 }, timings: { ...counts, plain_ms, ...more } });
-    const shown = async chunk => { const page = open({ answer: () => stream([said("ok"), chunk]) }); page.type("hi"); await soon(); return page.shown(); };
+    const shown = async (chunk, busy = 0) => { const page = open({ busy, answer: () => stream([said("ok"), chunk]) }); page.type("hi"); await soon(); return page.shown(); };
     const fast = await shown(end(50, 42));
     assert(fast.includes("2.1× plain decoding"), fast);
     for (const words of ["25 draft model", "15 earlier text", "20 the target's own"]) assert(fast.includes(words), fast);
     assert((await shown(end(50, 20.4))).includes("drafts bring little here"));
     const slow = await shown(end(50, 14));
     assert(slow.includes("0.70× plain decoding: drafts do not pay here"), slow);
+    const busy = await shown(end(50, 35), 1.3);  // as tests/cli/test_comparison.py has it
+    assert(busy.includes("about 1.5 to 2 times plain decoding; other programs kept 1.3 cores busy") && !busy.includes("×"), busy);
     const unmeasured = await shown(end(null, 42));
     assert(!/plain decoding|little/.test(unmeasured), unmeasured);
     const plain = await shown(end(50, 20, { draft_n: 0, draft_n_accepted: 0, draft_n_accepted_from_model: 0 }));

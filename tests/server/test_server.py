@@ -610,6 +610,7 @@ def test_models_health_and_what_is_known(server: Running) -> None:
     assert server.http.get(f"/v1/models/{MODEL}").json() == model
     assert server.http.get("/health").json() == {"status": "ok"}
     assert server.http.get("/props").json()["speculation"]["has_draft_model"]
+    assert server.http.get("/props").json()["busy_cores"] >= 0
     assert len(server.http.get("/slots").json()) == 4
     page = server.http.get("/")
     assert page.headers["content-type"].startswith("text/html")

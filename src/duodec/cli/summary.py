@@ -13,6 +13,7 @@ from statistics import fmean
 from duodec.cli.completion import StreamedCompletion
 from duodec.core.events import FinishReason
 from duodec.core.round import Round, Stats
+from duodec.machine.busy import NOTABLE
 
 _FEWEST = 3  # rounds after the first that a comparison needs
 _NOTABLE = 0.05  # plain passes
@@ -70,16 +71,25 @@ def end_line(reason: FinishReason, *, is_interrupted: bool, num_context: int) ->
     return None
 
 
-def busy_line(num_cores: float) -> str:
-    """Why there is no comparison."""
-    return (
-        f"not compared with plain decoding: other programs kept {num_cores:.1f} of these cores "
-        "busy, which slows methods unequally"
-    )
+def times(ratio: float, num_busy: float) -> str:
+    """How many times as fast, for people: a range, where other programs kept so many cores busy
+    that a timing is uncertain by a tenth at least. The chat page writes it likewise (chat.js)."""
+    if num_busy < NOTABLE:
+        return f"{ratio:.2f}x"
+    low, high = math.floor(ratio * 0.9 * 4) / 4, math.ceil(ratio * 1.1 * 4) / 4
+    return f"about {low:g} to {high:g} times"
 
 
-def comparison(stats: Stats, plain_s: float | None, *, shares_cores: bool = False) -> str:
-    """How this completion compares with plain decoding at ``plain_s`` seconds a token, and why.
+def busy_words(num_busy: float) -> str:
+    """What makes a timing uncertain; empty where nothing does."""
+    return f"; other programs kept {num_busy:.1f} cores busy" if num_busy >= NOTABLE else ""
+
+
+def comparison(
+    stats: Stats, plain_s: float | None, *, shares_cores: bool = False, num_busy: float = 0.0
+) -> str:
+    """How this completion compares with plain decoding at ``plain_s`` seconds a token, and why;
+    ``num_busy`` cores were busy with other programs.
 
     The reason is a round's largest cost beyond one plain pass: scoring the draft, waiting for it,
     or the time between passes.
@@ -88,7 +98,7 @@ def comparison(stats: Stats, plain_s: float | None, *, shares_cores: bool = Fals
     if plain_s is None or len(steady) < _FEWEST or math.isnan(stats.tokens_per_second):
         return "too short to compare with plain decoding"
     ratio = stats.tokens_per_second * plain_s
-    head = f"{ratio:.2f}x plain decoding ({rate(1 / plain_s)})"
+    head = f"{times(ratio, num_busy)} plain decoding ({rate(1 / plain_s)}{busy_words(num_busy)})"
     # the mean: a median of many cheap passes would hide the few that score long drafts
     cost = fmean(r.end_s - r.start_s for r in steady) / plain_s
     if cost < _CHEAPEST:

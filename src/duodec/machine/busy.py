@@ -38,6 +38,22 @@ class OtherPrograms:
         return max(0.0, others_s / elapsed_s)
 
 
+class LoadMeter:
+    """What other programs keep busy, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._since_s = perf_counter()
+        self._others = OtherPrograms()
+        self._num_cores = 0.0
+
+    def look(self) -> float:
+        """Cores that they kept busy since the last look; that look's, if it was just now."""
+        if perf_counter() - self._since_s >= _EVERY_S:
+            self._num_cores = self._others.num_cores
+            self._since_s, self._others = perf_counter(), OtherPrograms()
+        return self._num_cores
+
+
 def wait_until_idle(
     patience_s: float,
     *,

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from duodec.chat.template import Message
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
+from duodec.machine.busy import LoadMeter
 from duodec.scheduler.outputs import Output
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.api.anthropic.message_bodies import CountTokensBody, MessagesBody
@@ -66,6 +67,7 @@ class Service:
         self.intake = Intake(settings)
         self._prompt_log = PromptLog(Path(settings.prompt_log)) if settings.prompt_log else None
         self.store = Store()
+        self._load = LoadMeter()
         sources = sources or {settings.model: Source(_never, method=settings.method)}
         self.models = Models(sources, settings.num_models, self._started)
         self._lock = FairLock() if len(sources) > 1 else None
@@ -160,7 +162,9 @@ class Service:
         """Which model is served, and how. Raises ApiError for a model that does not exist."""
         name = self.named(name)
         model = self.models.get(name)
-        return {"model": name, "state": self.state, **(model.props() if model else UNLOADED)}
+        found = model.props() if model else UNLOADED
+        busy = round(self._load.look(), 2)  # of other programs, since somebody last asked
+        return {"model": name, "state": self.state, "busy_cores": busy, **found}
 
     def slots(self, name: str | None) -> list[dict[str, Any]]:
         """What each slot of a model works at. Raises ApiError for one that does not exist."""

@@ -17,7 +17,6 @@ from duodec.cli.markdown import writer_for
 from duodec.cli.opening import open_llm
 from duodec.cli.output import is_terminal, put, say, say_dim, warn
 from duodec.cli.summary import (
-    busy_line,
     comparison,
     draft_line,
     end_line,
@@ -29,7 +28,7 @@ from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams, seeded
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
-from duodec.machine.busy import NOTABLE, OtherPrograms
+from duodec.machine.busy import OtherPrograms
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
@@ -193,10 +192,9 @@ def _compare(
         plain_s = plain_seconds(engine, done, sampling)
     except KeyboardInterrupt:  # the completion is done: only its comparison is abandoned
         return
-    if plain_s is not None and (num_cores := others.num_cores) >= NOTABLE:
-        say_dim(busy_line(num_cores))
-        return
-    say_dim(comparison(done.finished.stats, plain_s, shares_cores=engine.shares_cores))
+    num_busy = others.num_cores
+    shares = engine.shares_cores
+    say_dim(comparison(done.finished.stats, plain_s, shares_cores=shares, num_busy=num_busy))
 
 
 def _prompt_text(prompt: str | None, option: str | None, file: Path | None) -> str:

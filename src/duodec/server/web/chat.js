@@ -4,7 +4,7 @@ const $ = id => document.getElementById(id);
 const view = $("chat");
 const KEY = "duodec.key";
 const SAVED = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "method", "max_draft", "system"];
-const SAVE_EVERY_MS = 500, NEAR_END_PX = 60, RETRY_MS = 1000, LEAST_GAIN = 1.05;
+const SAVE_EVERY_MS = 500, NEAR_END_PX = 60, RETRY_MS = 1000, LEAST_GAIN = 1.05, NOTABLE = 0.5;
 const WAITING = "Your message goes out when this answer ends. Escape takes it back.";
 const NEEDS_KEY = "This server asks for an API key. Whoever runs it has one for you.";
 const WRONG_KEY = "The server does not know this API key. Check it and send your message again.";
@@ -14,6 +14,7 @@ const SOURCES = [["model", "draft model"], ["earlier", "earlier text"], ["own", 
 let chat = Chats.fresh();  // the one that is shown
 let others = [];  // the last one first
 let hasDraftModel = true;
+let busyCores = 0;  // by other programs of the server's machine, when it was last looked at
 let running = null;  // stops the answer that streams
 let isQueued = false;  // a message waits for the answer to end
 let isAsking = false;  // whether the server is there
@@ -279,6 +280,7 @@ function goOn(message) {
 /* Asks for an answer to the conversation as it stands. `typed` is what goes back where nothing comes. */
 async function answer(typedNode = null, typed = "", asked = settings()) {
   const own = chat, request = body(asked, Chats.messages(own));
+  look(asked.model);  // from here on, other programs count
   forgetError();
   const message = Chats.add(own, { role: "assistant", content: "", drafted: [], facts: "stopped" });
   const node = put("message assistant"), asking = new AbortController();
@@ -304,6 +306,7 @@ async function answer(typedNode = null, typed = "", asked = settings()) {
       if (chunk.timings && !chunk.metrics && !isQueued && isShown()) live(chunk.timings, first);
       if (performance.now() - savedAt > SAVE_EVERY_MS && isShown()) { savedAt = performance.now(); save(); }
     }
+    await look(asked.model);
     message.facts = last ? facts(last, message) : "";
     if (last) Object.assign(message, { asked: { ...asked, seed: last.duodec.seed }, numTokens: last.timings.predicted_n });
   } catch (error) {
@@ -392,10 +395,12 @@ function bySource(counts) {
   const byModel = counts.draft_n_accepted_from_model ?? counts.draft_n_accepted;
   return [byModel, counts.draft_n_accepted - byModel, counts.predicted_n - counts.draft_n_accepted];
 }
-/* What drafting brought, in words; "" where it was not measured. */
+/* What drafting brought, in words; "" where it was not measured. A range where other programs kept cores busy, as the command
+   line writes it. */
 function verdict(counts, rate) {
   if (!counts.draft_n || !counts.plain_ms || !rate) return "";
   const gain = rate * counts.plain_ms / 1000;
+  if (busyCores >= NOTABLE) return "about " + Math.floor(gain * 3.6) / 4 + " to " + Math.ceil(gain * 4.4) / 4 + " times plain decoding; other programs kept " + busyCores.toFixed(1) + " cores busy";
   if (gain >= LEAST_GAIN) return gain.toFixed(1) + "× plain decoding";
   return gain > 1 / LEAST_GAIN ? "about as fast as plain decoding: drafts bring little here" : gain.toFixed(2) + "× plain decoding: drafts do not pay here";
 }
@@ -475,6 +480,13 @@ async function ready() {
   await describe();
 }
 
+/* What other programs do on the server's machine, since the last look. */
+async function look(model) {
+  try {
+    const props = await (await fetch("props?model=" + encodeURIComponent(model || ""), { headers: headers() })).json();
+    busyCores = props.busy_cores || 0;
+  } catch { busyCores = 0; }
+}
 async function describe() {
   const name = encodeURIComponent($("pick").value);
   const props = await (await fetch("props?model=" + name, { headers: headers() })).json();
