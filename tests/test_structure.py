@@ -82,6 +82,7 @@ HOMES = {
     "matplotlib": ("bench/figures",),
     "pydivsufsort": ("datastores",),
     "typer": ("cli",),
+    "typing_extensions": ("llm",),
     "click": ("cli",),
     "prompt_toolkit": ("cli",),
     "rich": ("cli", "models"),
@@ -172,7 +173,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_an_llm_is_made_of_few_parts() -> None:
-    assert len(fields(duodec.LLM)) <= 14
+    assert len(fields(duodec.LLM)) <= 15
 
 
 @pytest.mark.parametrize("source", sources())

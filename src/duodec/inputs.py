@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, cast
+from os import PathLike
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from duodec.chat.contents import NoText, names_function, text_of
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
 from duodec.core.protocols import Tokenizer
+from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.parameters import made, shown
 from duodec.core.sampling.sampler import SamplingParams, seeded
 from duodec.errors import BadOption, ContextExceeded
@@ -22,6 +24,65 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 Params = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dictionary of some of them."""
+
+_Path = str | PathLike[str]
+
+
+class EngineOptions(TypedDict, total=False):
+    """Fields of `EngineConfig` but the names of the models, as `LLM.load` takes them."""
+
+    target_backend: str
+    heads: _Path | None
+    datastore: _Path | None
+    offline: bool
+    exact: bool
+    fast: bool
+    pace: float | str
+    parse_special: bool
+    chat_template: _Path | None
+    context: int | None
+    no_mmap: bool
+    threads: int | None
+    draft_threads: int | None
+    draft_window: int | None
+    draft_head: int | None
+    draft_weights: str
+    draft_parallel: int | None
+    rows: int | None
+    gpu_layers: int
+    cpu_moe: bool
+    n_cpu_moe: int
+    no_repack: bool
+    mtp: str
+    override_tensor: tuple[str, ...]
+    cache_type_k: str
+    cache_type_v: str
+    device: str
+    dtype: str
+    grammar_s: float
+    grammar_bytes: int
+    num_slots: int
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Fields of `SamplingParams`, as `generate`, `chat` and `stream` take them."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    grammar: Grammar | Mapping[str, Any] | None
+    seed: int | None
+    max_tokens: int | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    logprobs: int | None
+    prompt_logprobs: int | None
+
 
 _BYTES = bytes | bytearray | memoryview  # sequences of numbers, which are no tokens
 

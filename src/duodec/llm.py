@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +25,10 @@ from duodec.core.sampling.sampler import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
 from duodec.errors import BadOption, warn
 from duodec.inputs import (
+    EngineOptions,
     Params,
     Prompt,
+    SamplingOptions,
     check_bias,
     check_length,
     check_tools,
@@ -52,6 +55,11 @@ from duodec.scheduler.outputs import Failed, Output, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.warm_up import WarmUp
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+    from typing_extensions import Unpack
 
 
 @dataclass
@@ -88,8 +96,9 @@ class LLM(_Parts):
 
     @overload
     def __init__(
-        self, target: str | PathLike[str] = ..., *parts: str | PathLike[str] | None, **options: Any
-    ) -> None: ...
+        self, target: str | PathLike[str] = ..., draft: str | PathLike[str] | None = ...,
+        **options: Unpack[EngineOptions],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self, target: Target, tokenizer: Tokenizer, num_context: int,
@@ -112,7 +121,7 @@ class LLM(_Parts):
         cls,
         target: str | PathLike[str] = DEFAULT_TARGET,
         draft: str | PathLike[str] | None = "auto",
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> LLM:
         """Load a target and its draft model on this machine.
 
@@ -260,7 +269,7 @@ class LLM(_Parts):
         *,
         method: str | Method | None = None,
         n: int = 1,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Complete one prompt or many, and return their completions in order.
 
@@ -299,7 +308,7 @@ class LLM(_Parts):
         *,
         method: str | Method | None = None,
         n: int = 1,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """`generate` for asyncio: the model computes in a thread of its own.
 
@@ -344,7 +353,7 @@ class LLM(_Parts):
         *,
         method: str | Method | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Completion:
         """Answer a conversation, through the model's chat template.
 
@@ -380,7 +389,7 @@ class LLM(_Parts):
         method: str | Method | None = None,
         choice: int = 0,
         should_stop: Callable[[], bool] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Event]:
         """Complete a prompt piece by piece: one `Started`, `Delta`s, one `Finished`, whose text is
         the whole.
@@ -421,7 +430,7 @@ class LLM(_Parts):
         *,
         method: str | Method | None = None,
         choice: int = 0,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> AsyncIterator[Event]:
         """`stream` for asyncio: the model computes in a thread of its own.
 

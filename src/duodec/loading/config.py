@@ -16,7 +16,7 @@ from duodec.backends.grammar import trial
 from duodec.backends.llamacpp.drafts.parallel import MOST_PARALLEL
 from duodec.backends.llamacpp.target.caches import CACHE_TYPES
 from duodec.backends.llamacpp.target.padded import MOST_ROWS
-from duodec.core.sampling.parameters import Parameter, check, fields_of, shown, whole
+from duodec.core.sampling.parameters import Parameter, check, fields_of, shown, strict, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
 from duodec.models.modelfile import Modelfile
@@ -35,6 +35,7 @@ _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
 _PATHS = ("target", "draft", "heads", "datastore", "chat_template")  # a path will do
 
 
+@strict
 @dataclass(frozen=True)
 class EngineConfig:
     """What to load and how. Every described field is an option of the command line."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, wraps
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -159,10 +159,28 @@ def check(record: object) -> None:
 
 def made(record: type[_Record], values: Mapping[str, Any]) -> _Record:
     """A record of these fields. Raises BadOption for a name that is no field, with the nearest."""
-    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
-    for name in values:
-        if name not in names:
-            near = get_close_matches(str(name), names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(names)}"
-            raise BadOption(f"{record.__name__} has no {name!r}; {hint}")
+    _check_names(record, values)
     return record(**values)
+
+
+def strict(record: type[_Record]) -> type[_Record]:
+    """Let a dataclass refuse a name that is no field as `made` does, in place of a TypeError."""
+    make: Any = record.__init__
+
+    @wraps(make)
+    def init(self: object, *values: Any, **named: Any) -> None:
+        _check_names(record, named)
+        make(self, *values, **named)
+
+    setattr(record, "__init__", init)  # noqa: B010  mypy forbids the assignment
+    return record
+
+
+def _check_names(record: type, values: Mapping[str, Any]) -> None:
+    known = record.__dataclass_fields__  # type: ignore[attr-defined]
+    if known.keys() >= values.keys():
+        return
+    name = next(name for name in values if name not in known)
+    near = get_close_matches(str(name), known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(known)}"
+    raise BadOption(f"{record.__name__} has no {name!r}; {hint}")

@@ -23,6 +23,8 @@ from duodec.core.rows import HEAD, Row, check_finite, masked, not_finite, nucleu
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import Grammar, GrammarEnded, Mask
 from duodec.core.sampling.parameters import Parameter, check, real, shown, whole
+from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.parameters import Parameter, check, real, shown, strict, whole
 from duodec.errors import BadOption
 from duodec.native import ranking
 
@@ -32,6 +34,7 @@ Tokens = NDArray[np.int32]  # (length,)
 MAX_LOGPROBS = 64  # of the library; the server's interface allows 20
 
 
+@strict
 @dataclass(frozen=True)
 class SamplingParams:
     """How a completion is sampled. ``temperature=0`` takes the most likely token.
