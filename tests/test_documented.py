@@ -38,8 +38,10 @@ RUN = {
 }
 # a first word, or words, and why a test does not run what begins so
 WHY_NOT = {
-    "git clone": "the address is yet to be known",
-    "cd duodec": "the folder of the clone",
+    "git pull": "changes the clone",
+    "pip uninstall": "removes what runs the tests",
+    "pipx uninstall": "the same",
+    "uv tool uninstall": "the same",
     "pipx install": "the same, into one of its own",
     "uv tool install": "the same",
     "pip install": "installs into the environment that runs the tests; make wheel tries it",
@@ -242,13 +244,12 @@ def test_the_examples_are_short_and_shown_whole() -> None:
 def test_the_address_of_the_repository_is_one_setting() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-    address = urls.get("Repository", "<the address of this repository>")
-    cloned = [
-        line for page in PAGES for line in page.read_text().splitlines() if "git clone" in line
-    ]
-    ours = [line.strip() for line in cloned if line.endswith(" duodec")]
-    assert len(ours) > 2
-    assert set(ours) == {f"git clone {address} duodec"}
+    lines = [line.strip() for page in PAGES for line in page.read_text().splitlines()]
+    ours = {line for line in lines if line.startswith("git clone") and line.endswith(" duodec")}
+    address = urls.get("Repository")
+    assert ours == ({f"git clone {address} duodec"} if address else set())
+    pasted = [line for page, line in ALL if re.search(r"<[a-z ]+>", line)]
+    assert not pasted, "a shell reads < as a file"
 
 
 def test_every_file_names_one_version() -> None:

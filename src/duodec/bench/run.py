@@ -71,6 +71,7 @@ class Runner:
         entrants = [e for e in self.plan.entrants if not self._is_done_with_another_draft(e)]
         if not entrants:
             return
+        self.on_progress(f"loading {self.config.target}", 0, len(prompts))
         with self._stage(entrants) as stage:
             self.facts.update(stage.facts)
             try:
@@ -102,6 +103,7 @@ class Runner:
     def _record(self, stage: Stage, prompts: Sequence[Prompt]) -> list[Conversation]:
         """The warm-up conversation, then one a prompt."""
         engine, plan = stage.recorder, self.plan
+        self.on_progress("recording plain text", 0, len(prompts))
         render = paper_named(plan.paper).render if plan.paper else None
         found = list(record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS, render))
         for conversation in record(engine, prompts, plan.sampling, plan.max_tokens, render):

@@ -15,6 +15,7 @@ import typer
 from duodec.backends.interrupts import listen
 from duodec.cli.commands import (
     bench,
+    cache,
     chat,
     datastore,
     demo,
@@ -105,7 +106,7 @@ _COMMANDS = (
     ("vllm", vllm.vllm),
 )
 register(app, _COMMANDS)
-for _group in (models, datastore):
+for _group in (models, datastore, cache):
     app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 
 

@@ -58,6 +58,8 @@ class Group(TyperGroup):
     """A group of commands, a line each."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["help"] and "help" not in self.commands:  # as git and Ollama have it
+            args = [*args[1:], "--help"]
         # what follows the name of a command is that command's
         at = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
         own = ["--help" if word == "--help-all" else word for word in args[:at]]  # it is whole

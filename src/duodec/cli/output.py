@@ -272,7 +272,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 # beginnings of their words
-_STAGES = ("recording plain", "recording", "training", "reading", "sorting", "writing")
+_STAGES = ("loading", "recording plain", "recording", "training", "reading", "sorting", "writing")
 
 
 @contextmanager
