@@ -10,6 +10,15 @@ import httpx
 import pytest
 from fakes.server import Running, running
 from fakes.tags import Tags, random_model
+from pydantic import ValidationError
+
+from duodec.server.api.anthropic.message_bodies import MessagesBody
+from duodec.server.api.fields import Object, validated
+from duodec.server.api.ollama.bodies import OllamaChatBody
+from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
+from duodec.server.api.openai.response_bodies import ResponsesBody
+from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
+from duodec.server.errors import ApiError
 
 CLEAN = {200, 400, 404, 413, 422, 429}
 TEMPLATE = (
@@ -186,3 +195,55 @@ def test_a_metadata_that_no_response_could_repeat_is_refused(server: Running) ->
     response = server.http.post("/v1/responses", content=text.encode())
     assert response.status_code == 400
     assert "1e400 is too large" in response.json()["error"]["message"]
+
+
+_WRONG = [1.5] * 290_000
+_SAID = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (ChatBody, {"messages": [{"role": "assistant", "tool_calls": _WRONG}]}),
+        (ChatBody, {"messages": _SAID, "stop": _WRONG}),
+        (ChatBody, {"messages": _SAID, "stop_token_ids": _WRONG}),
+        (CompletionBody, {"prompt": "hi", "stop_token_ids": _WRONG}),
+        (MessagesBody, {"messages": _SAID, "max_tokens": 1, "tools": _WRONG}),
+        (OllamaChatBody, {"messages": [{"role": "user", "tool_calls": _WRONG}]}),
+        (ResponsesBody, {"input": "hi", "include": _WRONG}),
+        (TokenizeBody, {"messages": _WRONG}),
+        (DetokenizeBody, {"tokens": _WRONG}),
+    ],
+)
+def test_a_long_list_of_wrong_items_is_refused_at_the_first(
+    schema: type[Object], body: dict[str, Any]
+) -> None:
+    with pytest.raises((ValidationError, ApiError)) as error:
+        schema.model_validate(body)
+    assert not isinstance(error.value, ValidationError) or error.value.error_count() < 5
+    with pytest.raises(ApiError) as refused:
+        validated(schema, body)
+    assert (refused.value.status, len(str(refused.value)) < 200) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "schema", [ChatBody, CompletionBody, MessagesBody, OllamaChatBody, ResponsesBody, TokenizeBody,
+               DetokenizeBody],
+)  # fmt: skip
+def test_no_list_of_a_body_is_validated_beyond_its_first_wrong_item(schema: type[Object]) -> None:
+    lists = [one for one in _nodes(schema.__pydantic_core_schema__) if one["type"] == "list"]
+    checked = [one for one in lists if one.get("items_schema", {}).get("type", "any") != "any"]
+    assert checked
+    assert all(one.get("fail_fast") for one in checked)
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schemas of all values that a schema has, with their types."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("type"), str):
+            yield schema
+        for value in schema.values():
+            yield from _nodes(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            yield from _nodes(value)

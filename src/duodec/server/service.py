@@ -325,7 +325,7 @@ class Service:
             model, llm = lease.model, lease.model.llm
             text = own.prompt if own.content is None else own.content
             if text is None:
-                messages = [message.shown() for message in own.messages or ()]
+                messages = [message.shown() for message in own.messages]
                 tokens = await self._prompt(model, messages, own.tools, own.chat_template_kwargs)
             else:
                 await self._run(model, model.prompt_limits.check_text, text)

@@ -299,8 +299,8 @@ class ChatMessage(Object):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: Annotated[StrictStr, one_of(_ROLES)]
-    tool_calls: list[Annotated[dict[str, Any], BeforeValidator(_call)]] = Field(
-        default_factory=list
+    tool_calls: Annotated[list[Annotated[dict[str, Any], BeforeValidator(_call)]], FailFast()] = (
+        Field(default_factory=list)
     )
     tool_call_id: ShortId | None = None
     content: Any = Field(default=None, validate_default=True)

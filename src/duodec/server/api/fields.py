@@ -18,6 +18,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Strict,
     ValidationError,
     model_validator,
@@ -45,7 +46,10 @@ _B = TypeVar("_B", bound=BaseModel)
 
 
 def validated(schema: type[_B], body: Mapping[str, Any]) -> _B:
-    """The body as this schema has it. Raises ApiError of the first field that does not fit."""
+    """The body as this schema has it. Raises ApiError of the first field that does not fit.
+
+    Lists of bodies are validated with FailFast: the errors of all items of a long one would take
+    seconds and hundreds of megabytes."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
@@ -171,6 +175,7 @@ def id_in(item: Mapping[str, Any], field: str, place: str) -> str | None:
 
 
 Stops = Annotated[list[str], BeforeValidator(_stops)]
+Stops = Annotated[list[str], FailFast(), BeforeValidator(_stops)]
 Biases = Annotated[dict[str, Annotated[Number, between(-100, 100)]], BeforeValidator(_biases)]
 
 

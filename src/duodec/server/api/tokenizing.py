@@ -28,7 +28,7 @@ class TokenizeBody(Object):
     model: StrictStr | None = None
     content: StrictStr | None = None
     prompt: StrictStr | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(default_factory=list)
     tools: Annotated[list[Annotated[Tool, BeforeValidator(tool_of)]], FailFast()] = Field(
         default_factory=list
     )
@@ -42,8 +42,7 @@ class TokenizeBody(Object):
 
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeBody:
-        given = [one for one in (self.content, self.prompt, self.messages) if one is not None]
-        if len(given) != 1:
+        if len(self.model_fields_set & {"content", "prompt", "messages"}) != 1:
             raise bad_field("prompt", "send one of prompt, content and messages")
         return self
 
@@ -57,4 +56,4 @@ class DetokenizeBody(Object):
     """Tokens."""
 
     model: StrictStr | None = None
-    tokens: list[Annotated[Whole, between(0)]]
+    tokens: Annotated[list[Annotated[Whole, between(0)]], FailFast()]

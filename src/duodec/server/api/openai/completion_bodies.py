@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
+    FailFast,
     Field,
     StrictBool,
     StrictStr,
@@ -60,7 +61,7 @@ class CompletionsBody(Body):
     prompt_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
     return_token_ids: StrictBool = False
     ignore_eos: StrictBool = False
-    stop_token_ids: list[Annotated[Whole, between(0)]] = Field(
+    stop_token_ids: Annotated[list[Annotated[Whole, between(0)]], FailFast()] = Field(
         default_factory=list, max_length=MAX_STOPS
     )
     grammar: StrictStr | None = None

@@ -111,7 +111,9 @@ class ResponsesBody(Conversation):
     background: Annotated[StrictBool, AfterValidator(_is_false)] = False
     metadata: dict[str, Any] = Field(default_factory=dict)
     stream_options: Annotated[StreamOptions, OF_STREAMS] = StreamOptions()
-    include: list[Annotated[StrictStr, one_of(_INCLUDED)]] = Field(default_factory=list)
+    include: Annotated[list[Annotated[StrictStr, one_of(_INCLUDED)]], FailFast()] = Field(
+        default_factory=list
+    )
     top_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
 
     @property
