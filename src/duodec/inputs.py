@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
-from duodec.chat.contents import NoText, names_function, text_of
+from duodec.chat.contents import NoText, content_of, names_function
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
 from duodec.core.protocols import Tokenizer
@@ -128,7 +128,8 @@ def with_text(number: int, message: Message) -> Message:
     """A message whose content is a text, as templates read it. Raises BadOption."""
     has_calls = bool(message.get("tool_calls"))
     try:
-        return {**message, "content": text_of(message.get("content"), has_calls=has_calls)}
+        text = content_of(message.get("role"), message.get("content"), has_calls=has_calls)
+        return {**message, "content": text}
     except NoText as error:
         raise BadOption(f"messages[{number}].content {error}") from None
 

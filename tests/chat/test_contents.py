@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duodec.chat.contents import NoText, names_function, text_of
+from duodec.chat.contents import NoText, content_of, names_function
 from duodec.server.api.bodies import ChatMessage, tool_of
 from duodec.server.api.fields import validated
 from duodec.server.errors import ApiError
@@ -20,15 +20,15 @@ CONTENTS: list[Any] = [
 ]  # fmt: skip
 
 
-def _read(content: Any, calls: list[Any]) -> tuple[str, str]:
+def _read(role: str, content: Any, calls: list[Any]) -> tuple[str, str]:
     try:
-        return "text", text_of(content, has_calls=bool(calls))
+        return "text", content_of(role, content, has_calls=bool(calls))
     except NoText as error:
         return "refusal", f"content {error}"
 
 
-def _read_by_server(content: Any, calls: list[Any]) -> tuple[str, str]:
-    body = {"role": "assistant", "content": content, "tool_calls": calls}
+def _read_by_server(role: str, content: Any, calls: list[Any]) -> tuple[str, str]:
+    body = {"role": role, "content": content, "tool_calls": calls}
     try:
         return "text", validated(ChatMessage, body).content
     except ApiError as error:
@@ -38,7 +38,21 @@ def _read_by_server(content: Any, calls: list[Any]) -> tuple[str, str]:
 @pytest.mark.parametrize("calls", [[], [{"function": {"name": "f"}}]], ids=["plain", "calls"])
 @pytest.mark.parametrize("content", CONTENTS, ids=json.dumps)
 def test_contents_are_read_as_the_server_reads_them(content: Any, calls: list[Any]) -> None:
-    assert _read(content, calls) == _read_by_server(content, calls)
+    for role in ("assistant", "tool"):
+        assert _read(role, content, calls) == _read_by_server(role, content, calls)
+
+
+def test_what_is_no_text_in_a_result_is_a_line_that_says_so() -> None:
+    parts = [PART, {"type": "image_url", "image_url": {"url": "data:..."}}, PART,
+             {"type": "tool_reference", "tool_name": "read\nit"}, {}, 5,
+             {"type": "text", "text": 5}]  # fmt: skip
+    why = "not shown, this model reads text only]"
+    assert _read("tool", parts, []) == ("text", "\n".join([
+        "a", f"[image_url: {why}", "a", f"[tool_reference read it: {why}", f"[part: {why}",
+        f"[part: {why}", f"[text: {why}",
+    ]))  # fmt: skip
+    assert _read("tool", [PART, PART], []) == ("text", "aa")
+    assert _read("user", parts, [])[0] == "refusal"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ import pytest
 from fakes.server import MODEL, Running, running
 from fakes.tags import Tags, random_model, willing_model
 
+from duodec.server.api.anthropic.message_bodies import MessagesBody
+from duodec.server.api.fields import validated
+
 TEMPLATE = (
     "{% if tools %}<tool_call>{% endif %}{% for m in messages %}{{ m.role[0] }}"
     "{{ m.reasoning_content or '' }}{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -178,6 +181,28 @@ def test_reasoning_and_calls_are_blocks_and_go_back() -> None:
             message = sent(server, messages=messages, system=system, **fields)
             assert message["content"] == [{"type": "text", "text": "Sun!"}]
         assert message["usage"]["input_tokens"] == 1
+
+
+UNSEEN = "not shown, this model reads text only]"
+
+
+def test_what_is_no_text_in_a_result_is_said_to_be_there(server: Running) -> None:
+    """Every later turn sends it again: a refusal would end the conversation."""
+    parts = [{"type": "text", "text": "Seen:"}, {"type": "image", "source": {"type": "base64"}},
+             {"type": "tool_reference", "tool_name": "weather"},
+             {"type": "new", "x": 1}]  # fmt: skip
+    file = {"type": "document", "title": "a.pdf", "source": {"type": "base64"}}
+    call = {"type": "tool_use", "id": "t1", "name": "read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": parts}
+    empty = {"type": "tool_result", "tool_use_id": "t1", "content": None}
+    turns: list[Any] = [ASKED, {"role": "assistant", "content": [call, call]},
+                        {"role": "user", "content": [result, empty, file]}]  # fmt: skip
+    own = validated(MessagesBody, body(messages=turns))
+    seen = ["Seen:", f"[image: {UNSEEN}", f"[tool_reference weather: {UNSEEN}", f"[new: {UNSEEN}"]
+    assert [message["content"] for message in own.shown[-3:]] == [
+        "\n".join(seen), "", f"[document a.pdf: {UNSEEN}"
+    ]  # fmt: skip
+    assert sent(server, messages=turns)["type"] == "message"
 
 
 def test_a_call_that_is_required_is_made() -> None:

@@ -128,6 +128,10 @@ def test_tools_are_called_and_their_results_go_back() -> None:
         told = whole(server, "/api/chat", messages=turns, options={"num_predict": 2})
         prompt = 'uhelloahmweather{"city": "Rome"}tweatherhota'
         assert told["prompt_eval_count"] == len(prompt)
+        turns[-1]["images"] = ["AAAA"]  # said to be there: every later turn sends it again
+        told = whole(server, "/api/chat", messages=turns, options={"num_predict": 2})
+        line = "\n[image: not shown, this model reads text only]"
+        assert told["prompt_eval_count"] == len(prompt) + len(line)
 
 
 def test_thoughts_are_apart() -> None:

@@ -18,7 +18,7 @@ from pydantic import (
     field_validator,
 )
 
-from duodec.chat.contents import NoText, names_function, text_of
+from duodec.chat.contents import NoText, content_of, names_function
 from duodec.chat.template import Message
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams, seeded
@@ -310,7 +310,8 @@ class ChatMessage(Object):
     def _text(cls, value: Any, info: ValidationInfo) -> str:
         """A text, or the texts of a list of parts."""
         try:
-            return text_of(value, has_calls=bool(info.data.get("tool_calls")))
+            has_calls = bool(info.data.get("tool_calls"))
+            return content_of(info.data.get("role"), value, has_calls=has_calls)
         except NoText as error:
             raise refused(str(error)) from None
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, FailFast, Field, StrictBool, StrictStr
 
+from duodec.chat.contents import unseen
 from duodec.server.api.bodies import (
     Body,
     ChatMessage,
@@ -87,9 +88,11 @@ def _messages(value: Any) -> list[Block]:
 
 
 def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
-    """Results of tools are messages of their own."""
+    """Results of tools are messages of their own. What stands next to them, as the pages of a file
+    do that was read, belongs to them."""
     messages: list[Block] = []
     texts: list[str] = []
+    has_results = any(block.get("type") == "tool_result" for block in blocks)
     for i, block in enumerate(blocks):
         where = f"{place}.content[{i}]"
         if block.get("type") == "text":
@@ -102,6 +105,15 @@ def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
             output = "\n".join(_text(part, where) for part in inner)
             call_id = id_in(block, "tool_use_id", where)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+            inner = _blocks(block.get("content") or "", f"{where}.content")
+            output = "\n".join(
+                _text(part, where) if part.get("type") == "text" else unseen(part) for part in inner
+            )
+            messages.append(
+                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": output}
+            )
+        elif has_results:
+            texts.append(unseen(block))
         else:
             raise _other(block, where)
     if texts or not messages:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, FailFast, Field, StrictBool, StrictStr, model_validator
 
+from duodec.chat.contents import unseen
 from duodec.chat.template import Message
 from duodec.server.api.bodies import (
     MAX_LOGPROBS,
@@ -55,7 +56,10 @@ def _messages(value: Any) -> Any:
 
 def _message(value: dict[str, Any], number: int) -> dict[str, Any]:
     given = {name: own for name, own in value.items() if own is not None}
-    if given.pop("images", None):
+    images = given.pop("images", None)
+    if images and value.get("role") == "tool":
+        given["content"] = "\n".join([str(given.get("content", "")), unseen({"type": "image"})])
+    elif images:
         name = f"messages[{number}].images"
         raise bad_field(name, f"{name} are not read: this model reads text only; leave them out")
     renamed = {"thinking": "reasoning_content", "tool_name": "name"}
