@@ -31,6 +31,7 @@ import typer
 from benchmarks import RESULTS
 from benchmarks.serving.servers import Served, ours
 from duodec.bench.card import environment
+from stress.attackers import unexpected
 
 _MOST_SLOWER = 3.0  # p99 between two events, with attackers and without
 _MOST_HEALTH_S = 0.1
@@ -212,6 +213,7 @@ def main(
     alone = before.plus(after)
     slower = under.figures()["between_p99_ms"] / alone.figures()["between_p99_ms"]
     growth = after_mb / before_mb - 1
+    odd = unexpected(ended)
     criteria = {
         "the same texts": all(
             text == before.texts[i % len(_QUESTIONS)]
@@ -221,6 +223,7 @@ def main(
         f"p99 between events {slower:.2f} times that without": slower <= _MOST_SLOWER,
         f"/health {1e3 * max(under.health_s):.0f} ms at most": max(under.health_s) < _MOST_HEALTH_S,
         f"memory {growth:+.1%}": growth <= _MOST_GROWTH,
+        f"statuses {', '.join(odd) or 'as they should be'}": not odd,
     }
     found = {
         "environment": environment(),

@@ -17,12 +17,13 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import count, cycle, product
 from typing import Any
 
 from stress import wire_attacks as wire
+from stress.grammar_shapes import SHAPES
 
 _LEAVE_S = 1.0  # after which those who post leave
 _NUM_LORISES = 1000
@@ -163,6 +164,34 @@ async def heavy_schema(host: str, port: int) -> str:
     return await _post(host, port, _chat(structured_outputs={"json": heavy(next(_numbers))}))
 
 
+_SIZES = (1 << 16, 1 << 18, 1 << 20)  # the last one is more than a grammar may have
+_LARGE: tuple[dict[str, Any], ...] = (
+    {"structured_outputs": {"grammar": SHAPES["a literal"](3 << 20)}},
+    {"structured_outputs": {"regex": "a" * (3 << 20)}},
+    {"structured_outputs": {"choice": ["a" * (3 << 20)]}},
+    {"structured_outputs": {"choice": ["a" * 20] * 150_000}},
+    {"structured_outputs": {"json": '{"enum": ["' + "a" * 3_800_000 + '"]}'}},
+    {"guided_choice": ["b" * (3 << 20)]},
+    {"guided_regex": "(" * (3 << 20)},
+    {"grammar": SHAPES["a chain"](3 << 20)},
+    {"json_schema": "[" * 3_800_000},
+)
+_shaped = cycle(product(SHAPES.values(), _SIZES))
+_large = cycle(_chat(**fields) for fields in _LARGE)
+
+
+async def shaped_grammars(host: str, port: int) -> str:
+    """Rules of each shape and size, that nobody has sent before."""
+    shape, size = next(_shaped)
+    rules = f"{shape(size)}\n# {next(_numbers)}"
+    return await _post(host, port, _chat(structured_outputs={"grammar": rules}))
+
+
+async def large_grammars(host: str, port: int) -> str:
+    """Texts, choices and schemas of more than a grammar may have."""
+    return await _post(host, port, next(_large))
+
+
 _NESTED = {"input": "hi", "max_output_tokens": 1, "metadata": {"a": [[[]]] * 15_000}}
 _ENDLESS = json.dumps({**_NESTED, "metadata": {"a": 0}}).replace("0}", "1e400}").encode()
 _PRIVATE = "".join(map(chr, range(0xF0000, 0x10FFFE))) + _CONTROL
@@ -194,6 +223,8 @@ ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at 
     (hidden_schema, 2),
     (chained_schema, 2),
     (heavy_schema, 2),
+    (shaped_grammars, 2),
+    (large_grammars, 2),
     (nested_metadata, 2),
     (endless_number, 1),
     (private_characters, 1),
@@ -217,6 +248,20 @@ ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at 
     (wire.half_closed, 2),
     (wire.knocking, 2),
 )
+
+
+_LEFT = frozenset({"left", "429"})  # nobody was refused who waited
+GOOD: Mapping[str, frozenset[str]] = {
+    "shaped_grammars": _LEFT | {"200", "400"},
+    "large_grammars": _LEFT | {"400"},
+}
+"""What attacks may get that a server withstands."""
+
+
+def unexpected(ended: Mapping[str, Any]) -> list[str]:
+    """What attacks got and should not have."""
+    found = [how.rsplit(" ", 1) for how in ended if " " in how]
+    return [f"{name} {how}" for name, how in found if how not in GOOD.get(name, {how})]
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:

@@ -2,7 +2,8 @@
 its bounds, no mask that takes long.
 
 Schemas and expressions are drawn from families: nested repetition, references, products of
-alternatives, long enumerations, counted expressions, lengths, names that look like notation. Each
+alternatives, long enumerations, counted expressions, lengths, names that look like notation; and
+rules in llama.cpp's notation, by shape and size, whose translation has a time. Each
 is tried as a server tries it. What passes is compiled in a fork of this process as it is for a
 request, and followed at random.
 
@@ -26,13 +27,17 @@ import numpy as np
 import typer
 
 from duodec.backends.grammar.child import _num_bytes as written_bytes
+from duodec.backends.grammar.library import MOST_SOURCE_BYTES
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import NUM_BYTES, SECONDS, GrammarTrial
 from duodec.core.sampling.grammar import Grammar, Kind
 from duodec.errors import BadOption
+from duodec.server.api.formats.gbnf import in_lark
 from stress.fuzzing import ended, keep, publish
+from stress.grammar_shapes import SHAPES
 
 _SLACK = 2.0  # how much longer than its trial a grammar may take, and a second
+_MOST_TRANSLATED_S = 3.0  # of rules of any shape: they have 256 KB at most
 _MOST_MASK_S = 0.5  # of a forward pass of one request, on a busy machine
 _NUM_TOKENS = 150  # followed of each grammar
 _WALK_S = 20.0
@@ -158,10 +163,21 @@ def _chained(dice: Dice) -> Schema:
     return {"$defs": rules, "$ref": "#/$defs/d0"}
 
 
+def _of_rules(dice: Dice) -> Grammar:
+    """Rules in llama.cpp's notation, by shape and size; as they are where that is none."""
+    rules = dice.choice(list(SHAPES.values()))(_size(dice, MOST_SOURCE_BYTES))
+    try:
+        return Grammar("lark", in_lark(rules))
+    except ValueError:
+        return Grammar("lark", rules)
+
+
 def drawn(number: int) -> Grammar:
     """The grammar of a number."""
     dice = Dice(number)
-    kind: Kind = dice.choice(("regex", "json_schema", "json_schema", "json_schema"))
+    kind: Kind = dice.choice(("regex", "lark", "json_schema", "json_schema", "json_schema"))
+    if kind == "lark":
+        return _of_rules(dice)
     if kind == "regex":
         return Grammar(kind, expression(dice))
     if dice.random() < 0.1:
@@ -246,11 +262,15 @@ def main(
     masks.mask(Grammar("regex", "a"), 1)  # the vocabulary is read before any fork
     kinds: Counter[str] = Counter()
     most: dict[str, float] = {}
-    failures, end_s, slowest_s = [], perf_counter() + seconds, 0.0
+    failures, end_s, slowest_s, translated_s = [], perf_counter() + seconds, 0.0, 0.0
     for number in range(first, first + num):
         if perf_counter() > end_s:
             break
-        grammar, begin_s = drawn(number), perf_counter()
+        begin_s = process_time()
+        grammar = drawn(number)
+        if grammar.kind == "lark":  # that was translated
+            translated_s = max(translated_s, process_time() - begin_s)
+        begin_s = perf_counter()
         try:
             num_bytes = trial(grammar, masks.words)
         except BadOption as error:
@@ -271,10 +291,13 @@ def main(
                 problem,
                 flush=True,
             )
+    if translated_s > _MOST_TRANSLATED_S:
+        failures.append(f"rules were translated in {translated_s:.1f} s")
     rounded = {name: round(value, 3) for name, value in most.items()}
     facts = {
         "num_grammars": sum(kinds.values()), "kinds": dict(kinds), "most": rounded,
-        "slowest_trial_s": round(slowest_s, 2), "failures": failures,
+        "slowest_trial_s": round(slowest_s, 2), "translated_s": round(translated_s, 2),
+        "failures": failures,
     }  # fmt: skip
     print(json.dumps(facts, indent=1))
     if is_published:

@@ -360,12 +360,16 @@ class Unmasked(InlineDrafter):
 
 def refused(engine: LLM, method: str, sampling: SamplingParams) -> tuple[str, str]:
     """The text that came before it was refused, and why."""
-    said, why = "", ""
+    said: list[str] = []
+
+    def listen() -> None:
+        own = replace(sampling, max_tokens=60)
+        events = engine.stream(list(PROMPT), own, method=method)
+        said.extend(event.text for event in events if isinstance(event, Delta))
+
     with pytest.raises(BadOption) as caught:
-        for event in engine.stream(list(PROMPT), replace(sampling, max_tokens=60), method=method):
-            said += event.text if isinstance(event, Delta) else ""
-    why = str(caught.value)
-    return said, why
+        listen()
+    return "".join(said), str(caught.value)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -229,8 +229,10 @@ def test_a_format_holds_for_what_is_said_where_calls_may_be_made(server: Running
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
-        ({"tool_choice": {"type": "function", "function": {"name": "time"}},
-          "ignore_eos": True}, "ignore_eos"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "time"}}, "ignore_eos": True},
+            "ignore_eos",
+        ),
         ({"response_format": FORMAT, "ignore_eos": True}, "ignore_eos"),
     ],
 )

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from select import select
 from threading import Event, Thread, current_thread
-from time import perf_counter, sleep
+from time import perf_counter, sleep, thread_time
 from typing import Any
 
 import httpx
@@ -32,12 +33,16 @@ from duodec.core.sampling.parameters import fields_of
 from duodec.errors import BadOption
 from duodec.machine.cores import CoreSharing
 from duodec.server import service
+from duodec.server.api.bodies import Body
+from duodec.server.api.formats import gbnf, text
 from duodec.server.api.tools.chat_format import ChatFormat
 from duodec.server.http import connections, json_limits
 from duodec.server.http.connections import allow_open_files
 from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
+from stress.grammar_shapes import SHAPES, chain
 
+CHAT, HI = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
 
@@ -536,6 +541,70 @@ def test_a_glance_tells_quick_grammars_from_slow_ones(monkeypatch: pytest.Monkey
         trial(wrong, WORDS)
 
 
+LARGE = "a" * (3 << 20)
+LARGE_SCHEMA = json.dumps({"enum": [LARGE]})
+LARGE_FIELDS: list[dict[str, Any]] = [
+    {"structured_outputs": {"regex": LARGE}},
+    {"structured_outputs": {"grammar": f'root ::= "{LARGE}"'}},
+    {"structured_outputs": {"grammar": f'start: "{LARGE}"'}},
+    {"structured_outputs": {"choice": [LARGE]}},
+    {"structured_outputs": {"choice": ["a" * 20] * 20_000}},
+    {"structured_outputs": {"json": LARGE_SCHEMA}},
+    {"guided_regex": LARGE},
+    {"guided_choice": [LARGE]},
+    {"guided_grammar": LARGE},
+    {"guided_json": LARGE_SCHEMA},
+    {"grammar": chain(1 << 20)},
+    {"json_schema": LARGE_SCHEMA},
+]
+
+
+def test_grammars_are_measured_before_anything_is_made_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("in_lark", "parse", "_escaped"):
+        monkeypatch.setattr(text, name, lambda value: pytest.fail("it is read"))
+    with running() as server:
+        for fields in LARGE_FIELDS:
+            for path, prompt in (("/v1/completions", {"prompt": "hi"}), (CHAT, HI)):
+                response = server.post(path, {**prompt, "max_tokens": 1, **fields})
+                assert response.status_code == 400
+                error = response.json()["error"]
+                assert "KB and 256 KB is the most" in error["message"]
+                assert len(error["message"]) < 200
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_time_of_a_check_is_linear(shape: str) -> None:
+    """Rules of eight times the size: eight times the time, 64 times it where it is quadratic."""
+
+    def taken_s(size: int) -> float:
+        rules, begin_s = SHAPES[shape](size), thread_time()
+        with suppress(ValueError):
+            gbnf.in_lark(rules)
+        return thread_time() - begin_s
+
+    large = min(taken_s(1 << 17) for _ in range(2))
+    assert large < 24 * max(0.005, min(taken_s(1 << 14) for _ in range(3)))
+
+
+@pytest.mark.parametrize("rules", ["root ::= " + "a" * 200_000, "a" * 200_000,
+                                   'root ::= "a"{' + " " * 200_000 + "9999}"])  # fmt: skip
+def test_what_is_wrong_with_rules_is_told_in_a_line(rules: str) -> None:
+    with running() as server:
+        response = server.chat("hi", structured_outputs={"grammar": f"{rules}\nx ::="})
+        assert response.status_code == 400
+        assert len(response.json()["error"]["message"]) < 1000
+
+
+@pytest.mark.slow
+def test_grammars_of_each_shape_and_size_are_refused_or_served() -> None:
+    with running() as server:
+        for shape, size in product(SHAPES.values(), (1 << 14, 1 << 18)):
+            fields = {"structured_outputs": {"grammar": shape(size)}, "max_tokens": 1}
+            assert server.chat("hi", **fields).status_code in (200, 400)
+
+
 def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = Masks(Letters(ends=True))
     begun, may_end = Event(), Event()
@@ -582,10 +651,18 @@ def test_bodies_are_parsed_rendered_and_understood_in_other_threads(
     watched(service, "validated")
     watched(ChatFormat, "prompt")
     watched(ChatFormat, "grammar")
+    watched(service, "expected_of")
+    watched(service, "text_grammar")
+    watched(Body, "sampling")
     with running() as server:
         assert server.chat("hi", max_tokens=2).status_code == 200
         assert server.chat("b" * 20_000, max_tokens=2).status_code == 400
-    assert set(threads) == {"parse", "validated", "prompt", "grammar"}
+        for path in ("/v1/completions", "/api/generate"):
+            assert server.post(path, {"prompt": "hi", "raw": True} if "api" in path else
+                               {"prompt": "hi", "max_tokens": 2}).status_code == 200  # fmt: skip
+    assert set(threads) == {
+        "parse", "validated", "prompt", "grammar", "expected_of", "text_grammar", "sampling",
+    }  # fmt: skip
     assert all(name.startswith("duodec-prepare") for name in set().union(*threads.values()))
 
 

@@ -235,10 +235,9 @@ class Service:
     async def complete(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/completions``. Raises ApiError and what the model refuses."""
         own = await self._validated(CompletionBody, body, "prompt")
-        grammar = text_grammar(own)
+        params = await self.intake.run(_params, own)
         async with self._leased(own.model) as lease:
             model, llm = lease.model, lease.model.llm
-            params = own.sampling(grammar)
             for prompt in own.prompt:
                 await self._run(model, model.prompt_limits.check_text, prompt)
             scheduled: list[ScheduledRequest] = []
@@ -278,7 +277,7 @@ class Service:
             else:
                 await self._run(model, model.prompt_limits.check_text, text)
                 tokens = await self._run(model, llm.tokens_of, text)
-                params = own.sampling(text_grammar(own))
+                params = await self.intake.run(_params, own)
                 scheduled, parts = await self._scheduled(model, own, params, tokens), Parts(None, 0)
             num_tokens = len(scheduled[0].request.prompt)
             writer = OllamaWriter(own, name, num_tokens, parts, self._piece(lease), said)
@@ -406,12 +405,13 @@ class Service:
     ) -> tuple[list[ScheduledRequest], list[Parts]]:
         """The requests of a chat, and the parts of the response to each."""
         tools, chat_format = body.offered, model.chat_format
-        expected = expected_of(body)
+        expected = await self.intake.run(expected_of, body)
         tokens = await self._prompt(model, messages, tools, body.variables)
         if self._prompt_log is not None:
             await self.intake.run(self._prompt_log.write, messages)
         end = chat_format.end_of(tokens)
-        params = body.sampling(await self._run(model, chat_format.grammar, expected, end))
+        grammar = await self._run(model, chat_format.grammar, expected, end)
+        params = await self.intake.run(body.sampling, grammar)
         scheduled = await self._scheduled(model, body, params, tokens, chat_format.shown(tools))
         is_certain = bool(expected.calls)
         readers = [chat_format.reader(tools, end, is_certain=is_certain) for _ in scheduled]
@@ -476,6 +476,11 @@ class Service:
 
     def _piece(self, lease: ModelLease) -> Callable[[int], bytes]:
         return lease.model.llm.tokenizer.piece
+
+
+def _params(body: Body) -> SamplingParams:
+    """How the text of a completion is sampled. Raises ApiError and BadOption."""
+    return body.sampling(text_grammar(body))
 
 
 def _prompts(scheduled: Sequence[ScheduledRequest]) -> list[Sequence[int]]:

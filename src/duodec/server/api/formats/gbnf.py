@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 MOST_DEPTH = 64  # of brackets
 MOST_REPEATS = 2000  # as llama.cpp has it
@@ -38,8 +39,9 @@ def in_lark(source: str) -> str:
     rules = _Parser(source).rules()
     if "root" not in rules:
         raise ValueError("there is no rule named root")
+    known = frozenset(rules)
     for name, rule in rules.items():
-        if missing := sorted(rule.names - set(rules)):
+        if missing := sorted(rule.names - known):
             raise ValueError(f"rule {name} names {missing[0]}, which there is not")
     # terminals of Lark may not call themselves, and rules may
     head = "r" if _is_recursive(rules) else "R"
@@ -52,14 +54,12 @@ def in_lark(source: str) -> str:
 
 
 def _is_recursive(rules: dict[str, _Rule]) -> bool:
-    """Some rule names itself, or one that does."""
-    left = {name: set(rule.names) for name, rule in rules.items()}
-    while ready := [name for name, names in left.items() if not names]:
-        for name in ready:
-            del left[name]
-        for names in left.values():
-            names.difference_update(ready)
-    return bool(left)
+    """Some rule names itself, or one that does. Takes time linear in the names."""
+    try:
+        TopologicalSorter({name: rule.names for name, rule in rules.items()}).prepare()
+    except CycleError:
+        return True
+    return False
 
 
 class _Parser:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from duodec.backends.grammar.library import MOST_SOURCE_BYTES
 from duodec.core.sampling.grammar import Grammar
 from duodec.server.api.bodies import Body, Conversation
 from duodec.server.api.formats.gbnf import in_lark
@@ -14,6 +15,8 @@ from duodec.server.api.tools.call import ANY_OBJECT, Tool, parameters_of
 from duodec.server.api.tools.chat_format import Expected
 from duodec.server.errors import ApiError, bad_field
 from duodec.server.http.json_limits import parse
+
+_LONGEST = 400  # characters of what is wrong with a grammar: it may name a rule
 
 
 def text_grammar(body: Body) -> Grammar | None:
@@ -26,6 +29,7 @@ def text_grammar(body: Body) -> Grammar | None:
         field = given[0][0].partition(".")[0]
         raise bad_field(field, f"a response has one format, and {names} are given; send one")
     ((name, kind, value),) = given
+    _check_size(name, value)
     if body.ignores_end:
         raise _without_end(name)
     return _grammar(name, kind, value, schema_of(body))
@@ -67,6 +71,17 @@ def _tools(tools: Sequence[Tool], read: Callable[[Any], Any]) -> list[Tool]:
     ]
 
 
+def _check_size(name: str, value: Any) -> None:
+    """Before anything is made of it. Raises ApiError."""
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    num = sum(len(text) for text in texts)
+    if num > MOST_SOURCE_BYTES:
+        most = MOST_SOURCE_BYTES >> 10
+        raise bad_field(
+            name, f"{name} has {num / 1024:.0f} KB and {most} KB is the most; send a simpler one"
+        )
+
+
 def _grammar(name: str, kind: str, value: Any, read: Callable[[Any], Any]) -> Grammar:
     if kind == "choice":
         return Grammar("regex", "|".join(map(_escaped, value)))
@@ -86,7 +101,7 @@ def _of_rules(name: str, rules: str) -> Grammar:
     try:
         return Grammar("lark", in_lark(rules))
     except ValueError as error:
-        raise bad_field(name, f"{name} is no grammar: {error}") from error
+        raise bad_field(name, f"{name} is no grammar: {str(error)[:_LONGEST]}") from error
 
 
 def _parsed(name: str, schema: str) -> Any:
