@@ -30,7 +30,13 @@ def test_the_first_screen_names_no_methods_and_how_to_begin() -> None:
     words = README.read_text("utf-8")
     first = words.partition("## Your model")[0]
     assert first != words
-    for needed in ("clone of this repository", "make demo", "pip install", "duodec setup", "--gpu cuda"):
+    for needed in (
+        "clone of this repository",
+        "make demo",
+        "pip install",
+        "duodec setup",
+        "--gpu cuda",
+    ):
         assert needed in first
     named = [m for m in ("lookahead", "PEARL", "recycling", "suffix", "REST") if m in first]
     assert not named, "methods come after something ran"

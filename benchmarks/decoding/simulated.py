@@ -20,6 +20,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -238,7 +239,7 @@ def main(
         for prompt in track(prompts, console=console):
             conversation, known = texts.get(
                 (prompt.task, prompt.prompt_id),
-                lambda prompt=prompt: _recorded(stage, prompt, plan, max_tokens),
+                partial(_recorded, stage, prompt, plan, max_tokens),
             )
             for run in runs.values():
                 run.answer(conversation, known)

@@ -32,8 +32,8 @@ from duodec.server.api.tools.pythonic import LFM2, OLMO
 from duodec.server.api.tools.smollm import with_tools
 from duodec.server.api.tools.splitting import ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
-from duodec.server.http.json_limits import parse
 from duodec.server.api.tools.untagged import OrUntagged
+from duodec.server.http.json_limits import parse
 from duodec.server.models import output_collector
 
 SLOW = pytest.mark.slow

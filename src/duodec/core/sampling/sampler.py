@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from duodec.core.rows import HEAD, Row, check_finite, masked, not_finite, nucleus, top
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import Grammar, GrammarEnded, Mask
-from duodec.core.sampling.parameters import Parameter, check, real, shown, whole
-from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.parameters import Parameter, check, real, shown, strict, whole
 from duodec.errors import BadOption
 from duodec.native import ranking

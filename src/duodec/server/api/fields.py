@@ -174,7 +174,6 @@ def id_in(item: Mapping[str, Any], field: str, place: str) -> str | None:
     return value
 
 
-Stops = Annotated[list[str], BeforeValidator(_stops)]
 Stops = Annotated[list[str], FailFast(), BeforeValidator(_stops)]
 Biases = Annotated[dict[str, Annotated[Number, between(-100, 100)]], BeforeValidator(_biases)]
 

@@ -98,20 +98,12 @@ def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
         if block.get("type") == "text":
             texts.append(_text(block, where))
         elif block.get("type") == "tool_result":
-            inner = _blocks(block.get("content", ""), f"{where}.content")
-            for j, part in enumerate(inner):
-                if part.get("type") != "text":
-                    raise _other(part, f"{where}.content[{j}]")
-            output = "\n".join(_text(part, where) for part in inner)
-            call_id = id_in(block, "tool_use_id", where)
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
             inner = _blocks(block.get("content") or "", f"{where}.content")
             output = "\n".join(
                 _text(part, where) if part.get("type") == "text" else unseen(part) for part in inner
             )
-            messages.append(
-                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": output}
-            )
+            call_id = id_in(block, "tool_use_id", where)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif has_results:
             texts.append(unseen(block))
         else:
