@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from fakes.command_line import IDLE, MAIN, duodec, one_line
+from fakes.families import write_family
+
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.checks.operations import left_to_llama_cpp
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.cli.checks.machine import check_kernels
 
 
 @pytest.mark.slow
@@ -48,3 +55,31 @@ def test_doctor_names_a_model_of_another_kind(bad_files: Path) -> None:
     assert run.returncode == 3
     assert "is no language model (bert)" in run.stdout
     assert "None" in one_line(duodec("doctor", "--target", "/nowhere/None"))
+
+
+@pytest.mark.parametrize("packs", [True, False], ids=["packed", "mapped"])
+def test_doctor_judges_by_what_a_forward_pass_computes(packs: bool, tmp_path: Path) -> None:
+    """Not by the formats in the file, which our kernels compute where weights are packed."""
+    path = write_family(tmp_path / "model.gguf", "DeepSeek 3", kind="F16")
+    with closing(LlamaModel(path, num_gpu_layers=0, packs=packs)) as model:
+        if not library.kernels(model.lib):
+            pytest.skip("llama.cpp's own kernels are used here")
+        found = check_kernels(model)
+        sources = {operation.source for operation in left_to_llama_cpp(model)}
+    if packs:
+        assert (found.verdict, found.remedy, sources) == ("ok", "", set())
+        return
+    assert sources >= {"blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight", "output.weight"}
+    assert found.verdict == "warn"
+    assert f"llama.cpp's compute {len(sources)} tensors in f16" in found.words
+    assert "--no-repack" in found.remedy
+
+
+def test_doctor_names_other_operations_of_llama_cpp(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "model.gguf", "Mamba 2")
+    with closing(LlamaModel(path, num_gpu_layers=0)) as model:
+        if not library.kernels(model.lib):
+            pytest.skip("llama.cpp's own kernels are used here")
+        found = check_kernels(model)
+    assert found.verdict == "ok"
+    assert found.words.endswith("; llama.cpp's compute convolution, state scan")

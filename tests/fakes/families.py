@@ -16,10 +16,14 @@ import numpy as np
 import pytest
 from fakes.tiny_models import copy_vocabulary, finish
 
-VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD, LAYERS = 512, 64, 96, 2, 1, 32, 4
+VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD, LAYERS = 512, 256, 256, 8, 1, 32, 4
 EXPERTS, USED = 4, 2
 WINDOW = 32
 LOUD = 40  # the first tokens are said most, so that a draft of any kind is right at times
+
+ATTENTION = ("attention",)
+SCAN = ("convolution", "state scan")
+DELTA_RULE = ("convolution", "delta rule")
 
 Tensors = Mapping[str, tuple[int, ...]]
 """Shapes by name, of a layer's or the whole model's; a name without a suffix is a weight's."""
@@ -39,6 +43,7 @@ class Family:
     fields: Mapping[str, Any] = field(default_factory=dict)
     ends: Tensors = field(default_factory=lambda: {**NORM, **OUTPUT})
     drafts: str = "trees"  # or chains
+    left: tuple[str, ...] = ()  # what our kernels leave to llama.cpp's, but for single rows
     head: int = HEAD
     num_layers: int = LAYERS
 
@@ -156,7 +161,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma 2": Family(
         "gemma2", lambda i: attention() | dense() | POST_NORMS,
         {**WINDOWS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        NORM,
+        NORM, left=ATTENTION,
     ),
     "Gemma 3": Family(
         "gemma3", lambda i: attention("norms") | dense() | POST_NORMS, WINDOWS, NORM,
@@ -171,6 +176,7 @@ FAMILIES: dict[str, Family] = {
             "ffn_down_exps.bias": (EXPERTS, WIDTH),
         },
         {**WINDOWS, **MIXTURE, "expert_feed_forward_length": INNER},
+        left=ATTENTION,
     ),
     "Phi 3": Family(
         "phi3", lambda i: attention(joined=True) | dense(joined=True),
@@ -253,27 +259,29 @@ FAMILIES: dict[str, Family] = {
     "LFM 2": Family(
         "lfm2", lfm2,
         {"shortconv.l_cache": 3, "attention.head_count_kv": [i % 2 for i in range(LAYERS)]},
-        {"token_embd_norm": (WIDTH,), **OUTPUT}, drafts="chains",
+        {"token_embd_norm": (WIDTH,), **OUTPUT}, drafts="chains", left=("convolution",),
     ),
-    "Mamba 2": Family("mamba2", lambda i: mamba2(), MAMBA, drafts="chains"),
-    "Qwen 3.5": Family("qwen35", qwen35, {**DELTA, **SECTIONS}, drafts="chains", head=64),
+    "Mamba 2": Family("mamba2", lambda i: mamba2(), MAMBA, drafts="chains", left=SCAN),
+    "Qwen 3.5": Family(
+        "qwen35", qwen35, {**DELTA, **SECTIONS}, drafts="chains", left=DELTA_RULE, head=64
+    ),
     "Qwen 3.5 MoE": Family(
         "qwen35moe", lambda i: qwen35(i, "moe"), {**DELTA, **SECTIONS, **SHARED_FIELDS},
-        drafts="chains", head=64,
+        drafts="chains", left=DELTA_RULE, head=64,
     ),
     "Qwen 3 Next": Family(
         "qwen3next", lambda i: qwen35(i, "next"), {**DELTA, **SHARED_FIELDS},
-        drafts="chains", head=64,
+        drafts="chains", left=DELTA_RULE, head=64,
     ),
     "Granite 4": Family(
         "granitehybrid", lambda i: (attention() if i % 2 else mamba2()) | dense(),
         {**MAMBA, "attention.head_count_kv": [i % 2 for i in range(LAYERS)], "attention.scale": 0.2,
          "residual_scale": 0.5, "embedding_scale": 2.0, "logit_scale": 2.0},
-        drafts="chains",
+        drafts="chains", left=SCAN,
     ),
     "Falcon H1": Family(
         "falcon-h1", lambda i: {**attention(), **mamba2(), **dense("ffn_norm.")}, MAMBA,
-        drafts="chains",
+        drafts="chains", left=SCAN,
     ),
     "Nemotron H": Family(
         "nemotron_h",
@@ -284,7 +292,7 @@ FAMILIES: dict[str, Family] = {
         {**MAMBA, "attention.head_count_kv": [int(i % 3 == 1) for i in range(6)],
          "attention.layer_norm_epsilon": 1e-5,
          "feed_forward_length": [INNER * (i % 3 == 2) for i in range(6)]},
-        num_layers=6, drafts="chains",
+        num_layers=6, drafts="chains", left=SCAN,
     ),
 }  # fmt: skip
 
