@@ -54,12 +54,14 @@ function open({ answer, kept = {}, models = { status: 200, json: async () => ({ 
   for (const [, tag] of page.matchAll(/<\w+([^>]*\bhidden\b[^>]*)>/g)) nodes[/id="([^"]+)"/.exec(tag)[1]].hidden = true;
   global.document = {
     compatMode: "CSS1Compat", createElementNS: (_, n) => new Node(n),
-    body: new Node("body"), createElement: n => new Node(n), createTextNode: w => new Text(w),
+    documentElement: new Node("html"), body: new Node("body"), createElement: n => new Node(n), createTextNode: w => new Text(w),
     createDocumentFragment: () => new Node("#fragment"), getElementById: id => nodes[id] || (() => { throw new Error("no #" + id); })(),
   };
   global.localStorage = new Store(kept);
   global.sessionStorage = new Store();
   global.confirm = () => confirms;
+  const copied = [];
+  Object.defineProperty(global, "navigator", { configurable: true, value: { clipboard: { writeText: async text => { copied.push(text); } } } });
   global.location = { host: "127.0.0.1:8000" };
   const exported = [];
   global.Blob = class { constructor(parts) { exported.push(parts.join("")); } };
@@ -72,7 +74,7 @@ function open({ answer, kept = {}, models = { status: 200, json: async () => ({ 
   global.fetch = async (url, options = {}) => {
     if (isGone()) throw new TypeError("fetch failed");
     if (url === "health") return { json: async () => ({ status: "ok" }) };
-    if (url.startsWith("props?model=")) return { json: async () => ({ model: "m", speculation: {}, busy_cores: busy }) };
+    if (url.startsWith("props?model=")) return { json: async () => ({ model: "m", speculation: {}, busy_cores: busy, n_ctx: 1000 }) };
     if (url === "v1/models") return models;
     asked.push(JSON.parse(options.body));
     return answer(asked.length, options);
@@ -80,7 +82,7 @@ function open({ answer, kept = {}, models = { status: 200, json: async () => ({ 
   const scripts = ["kept/highlight.min.js", "kept/katex.min.js", "markdown.js", "chats.js", "chat.js"].map(n => fs.readFileSync(path.join(WEB, n), "utf-8").replace(/^if \(typeof module.*/m, "")).join("\n");
   new Function(scripts)();
   const type = words => { nodes.text.value = words; nodes.text.send("keydown", { key: "Enter" }); };
-  return { nodes, asked, kept, exported, type, shown: () => nodes.chat.textContent };
+  return { nodes, asked, kept, exported, copied, type, shown: () => nodes.chat.textContent };
 }
 
 /* A response that streams these chunks; it waits at a promise, and throws an Error. */

@@ -8,12 +8,14 @@ const SAVE_EVERY_MS = 500, NEAR_END_PX = 60, RETRY_MS = 1000, LEAST_GAIN = 1.05,
 const WAITING = "Your message goes out when this answer ends. Escape takes it back.";
 const NEEDS_KEY = "This server asks for an API key. Whoever runs it has one for you.";
 const WRONG_KEY = "The server does not know this API key. Check it and send your message again.";
-const TO_TRY = ["Count from one to thirty in words.", "Write a Python function that reverses a list, and explain it.", "Explain to a child why the sky is blue."];
-const SOURCES = [["model", "draft model"], ["earlier", "earlier text"], ["own", "the target's own"]];
+const MOST_ATTACHED = 200_000;  // bytes: more fits no context
+const TO_TRY = ["Write a short poem about the sea.", "Write a Python function that reverses a list, and explain it.", "Explain to a child why the sky is blue."];
+const SOURCES = [["model", "from the draft model"], ["earlier", "from earlier text"], ["own", "one in each forward pass"]];
 
 let chat = Chats.fresh();  // the one that is shown
 let others = [];  // the last one first
 let hasDraftModel = true;
+let numContext = 0;  // tokens that a conversation may have; 0: not known yet
 let busyCores = 0;  // by other programs of the server's machine, when it was last looked at
 let running = null;  // stops the answer that streams
 let isQueued = false;  // a message waits for the answer to end
@@ -36,6 +38,10 @@ for (const id of SAVED) {
   if (value !== null) $(id).value = value;
   $(id).addEventListener("change", () => write(localStorage, "duodec." + id, $(id).value));
 }
+function paint() { document.documentElement.style.colorScheme = $("theme").value || "light dark"; }
+$("theme").value = read(localStorage, "duodec.theme") || "";
+$("theme").addEventListener("change", () => { write(localStorage, "duodec.theme", $("theme").value); paint(); });
+paint();
 $("key").value = read(sessionStorage, KEY) || "";
 $("key").addEventListener("change", () => { write(sessionStorage, KEY, $("key").value); ready(); });
 
@@ -72,7 +78,8 @@ function redraw() {
     const can = put(isUser ? "can mine" : "can");
     branches(can, at);
     if (isUser) can.append(button("edit", "edit this message", idly(() => edit(at, node, can))));
-    else if (isLast) {
+    else can.append(copyButton(() => message.content, "copy the whole answer", "action"));
+    if (!isUser && isLast) {
       if (message.isCut && message.asked) can.append(button("continue", "continue: the limit of tokens cut this answer", idly(() => goOn(message)), "action"));
       can.append(button("regenerate", "regenerate: another answer to the last message", idly(() => { chat.leaf = message.parent; redraw(); answer(); })));
     }
@@ -114,13 +121,13 @@ function edit(at, node, can) {
 function render(node, message) {
   const isAtEnd = view.scrollHeight - view.scrollTop - view.clientHeight < NEAR_END_PX;
   node.replaceChildren(renderMarkdown(message.content, message.drafted));
-  for (const box of node.querySelectorAll(".code")) box.append(copyButton(box));
+  for (const box of node.querySelectorAll(".code")) box.append(copyButton(() => box.querySelector("code").textContent, "copy this code", "copy"));
   if (isAtEnd) view.scrollTop = view.scrollHeight;
 }
-function copyButton(box) {
-  const node = button("copy", "", async () => {
-    try { await navigator.clipboard.writeText(box.querySelector("code").textContent); node.textContent = "copied"; } catch { node.textContent = "not allowed here"; }
-  }, "quiet copy");
+function copyButton(text, label, kind) {
+  const node = button("copy", label, async () => {
+    try { await navigator.clipboard.writeText(text()); node.textContent = "copied"; } catch { node.textContent = "not allowed here"; }
+  }, "quiet " + kind);
   return node;
 }
 /* How an answer went: its speed over plain decoding, its tokens by source, and figures. */
@@ -133,19 +140,17 @@ function showFacts({ facts }) {
 }
 function legend(sources) {
   const box = make("span", "legend");
-  const total = sources.reduce((sum, count) => sum + count, 0);
+  const total = sources.reduce((sum, count) => sum + count, 0), own = sources[2];
   const bar = make("span", "bar");
   SOURCES.forEach(([kind, words], i) => {
     if (!sources[i]) return;
     const part = make("span", kind);
     part.style.flexGrow = String(sources[i] / total);
+    part.setAttribute("title", sources[i] + " " + words);
     bar.append(part);
-    const entry = make("span", "entry");
-    entry.append(make("i", kind), make("span", "", sources[i] + " " + words));
-    box.append(entry);
   });
   bar.setAttribute("aria-hidden", "true");
-  box.append(bar);
+  box.append(make("span", "", total - own + " of " + total + " tokens came free"), bar);
   return box;
 }
 function forgetError() { for (const node of view.querySelectorAll(".error")) node.remove(); }
@@ -226,6 +231,34 @@ $("export").addEventListener("click", () => {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 });
+$("import").addEventListener("click", () => $("imported").click());
+$("imported").addEventListener("change", () => opened("imported", async file => {
+  const found = JSON.parse(await file.text()), said = Array.isArray(found) ? found : found.messages;
+  const one = Chats.adopt(Array.isArray(said) ? said : null);
+  if (!one.nodes.length) throw new Error("no messages");
+  const first = said.find(({ role }) => role === "system");
+  if (first) $("system").value = first.content;
+  leave();
+  take(one);
+  drawer(false);
+}, "is no chat that was exported here or saved by “duodec chat”"));
+$("attach").addEventListener("click", () => $("attached").click());
+$("attached").addEventListener("change", () => opened("attached", async file => {
+  if (file.size > MOST_ATTACHED) throw new Error("too large");
+  const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  if (text.includes("\0")) throw new Error("no text");
+  const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) || []).map(run => run.length + 1)));
+  setText(file.name + ":\n" + fence + "\n" + text.replace(/\n$/, "") + "\n" + fence + "\n\n" + $("text").value);
+  $("text").focus();
+}, "is no text of 200 kB at most"));
+/* Does something with a file that was chosen, or says what is wrong with it. */
+async function opened(id, use, fault) {
+  const file = $(id).files[0];
+  $(id).value = "";  // the same file may be chosen again
+  if (!file) return;
+  forgetError();
+  try { await use(file); } catch { put("message error", file.name + " " + fault + ".").setAttribute("role", "alert"); }
+}
 $("text").addEventListener("input", grow);
 $("text").addEventListener("keydown", event => {
   const isPhone = matchMedia("(pointer: coarse)").matches;
@@ -286,7 +319,7 @@ async function answer(typedNode = null, typed = "", asked = settings()) {
   const node = put("message assistant"), asking = new AbortController();
   busy(asking, asked.model);
   list();
-  let first = 0, last = null, savedAt = -Infinity, drawn = 0, failure = null;
+  let first = 0, used = 0, last = null, savedAt = -Infinity, drawn = 0, failure = null;
   const isShown = () => own === chat;
   const draw = () => { drawn = 0; render(node, message); };
   try {
@@ -295,6 +328,7 @@ async function answer(typedNode = null, typed = "", asked = settings()) {
     $("ask").hidden = true;
     for await (const chunk of events(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);
+      if (chunk.usage) used = chunk.usage.total_tokens;
       if (chunk.metrics) last = chunk;
       const choice = chunk.choices[0];
       if (!choice) continue;
@@ -307,7 +341,7 @@ async function answer(typedNode = null, typed = "", asked = settings()) {
       if (performance.now() - savedAt > SAVE_EVERY_MS && isShown()) { savedAt = performance.now(); save(); }
     }
     await look(asked.model);
-    message.facts = last ? facts(last, message) : "";
+    message.facts = last ? facts(last, message, used) : "";
     if (last) Object.assign(message, { asked: { ...asked, seed: last.duodec.seed }, numTokens: last.timings.predicted_n });
   } catch (error) {
     if (error.name !== "AbortError") failure = error;
@@ -407,20 +441,21 @@ function verdict(counts, rate) {
 function numTokens({ predicted_n }) { return predicted_n + (predicted_n === 1 ? " token" : " tokens"); }
 function live(counts, first) {
   const seconds = (performance.now() - first) / 1000, rate = seconds > 0.2 ? counts.predicted_n / seconds : 0;
-  const words = [numTokens(counts)];
+  const words = [];
   if (rate) words.push(rate.toFixed(1) + " tokens/s");
   if (counts.draft_n) words.push(Math.round(100 * counts.draft_n_accepted / counts.draft_n) + "% of " + counts.draft_n + " drafts accepted");
   if (counts.rounds) words.push((counts.predicted_n / counts.rounds).toFixed(2) + " tokens a forward pass");
   const gain = verdict(counts, rate), box = make("strong", "verdict", gain);
   $("live").replaceChildren(...(gain ? [box] : []), legend(bySource(counts)), make("span", "", words.join(" · ")));
 }
-function facts(chunk, message) {
+function facts(chunk, message, used) {
   const m = chunk.metrics, t = chunk.timings, own = chunk.duodec;
   const words = [(message.isCut ? "cut off by the limit of " : "") + numTokens(t)];
   if (m.tokens_per_second) words.push(m.tokens_per_second.toFixed(1) + " tokens/s");
   words.push("first after " + Math.round(m.time_to_first_token_ms) + " ms");
   words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts: " + whyNone(own.method));
   words.push(own.method, "seed " + own.seed);
+  if (used && numContext) words.push("the context is " + Math.ceil(100 * used / numContext) + "% full (" + used + " of " + numContext + " tokens)");
   return { verdict: verdict(t, m.tokens_per_second), sources: bySource(t), words: words.join(" · ") };
 }
 function whyNone(method) {
@@ -485,6 +520,7 @@ async function look(model) {
   try {
     const props = await (await fetch("props?model=" + encodeURIComponent(model || ""), { headers: headers() })).json();
     busyCores = props.busy_cores || 0;
+    numContext = props.n_ctx || 0;
   } catch { busyCores = 0; }
 }
 async function describe() {
