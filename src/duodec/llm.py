@@ -525,7 +525,7 @@ class LLM(_Parts):
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.cores.is_shared,
-            takes_turns=self.cores.takes_turns,
+            takes_turns=self.cores.takes_turns(),
             max_width=min(Request.max_width, self.target.traits.max_draft),
             clock=self.clock,
             is_end=self._is_end(params.stop_token_ids),

@@ -35,7 +35,7 @@ def test_measured_costs_decide_and_not_the_device(takes_turns: bool) -> None:
     """A draft model on the target's own cores is tried like any other, after simpler sources."""
     engine = engine_on_tables()
     engine.target = Slowed(engine.target, 0.02)
-    engine.cores = CoreSharing(is_shared=takes_turns, takes_turns=takes_turns)
+    engine.cores = CoreSharing(is_shared=takes_turns, takes_turns=lambda: takes_turns)
     submitted: list[Plan] = []
     assert engine.drafter is not None
     submit = engine.drafter.submit
@@ -48,7 +48,7 @@ def test_measured_costs_decide_and_not_the_device(takes_turns: bool) -> None:
 
 def test_nothing_is_waited_for_where_no_width_can_pay() -> None:
     engine = engine_on_tables()
-    engine.cores = CoreSharing(is_shared=True, takes_turns=True)
+    engine.cores = CoreSharing(is_shared=True, takes_turns=lambda: True)
     engine.costs = measured(*((n, 0.01 * (1 + n)) for n in (0, 1, 2, 4, 8, 16, 32, 64)))
     assert engine.drafter is not None
     asked: list[DraftRequest] = []

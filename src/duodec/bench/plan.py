@@ -125,6 +125,11 @@ class BenchPlan:
                     )
             return
         Shape.parse(self.simulate_as, CostCurve.parse(self.simulate_ms))
+        if self.config.draft_device == "gpu" and self.draft_ms is None:
+            raise BadOption(
+                "draft-device is gpu, and steps can be timed on this CPU only; give what they take "
+                "there with --draft-ms"
+            )
         if self.host_us is not None:
             HostPrices.parse(self.host_us)
 
@@ -212,6 +217,7 @@ class BenchPlan:
             "context": config.context,
             "threads": config.threads,
             "draft_threads": config.draft_threads,
+            "draft_device": config.draft_device,
             "draft_window": config.draft_window,
             "draft_head": config.draft_head,
             "draft_weights": config.draft_weights,

@@ -30,6 +30,7 @@ DTYPES = {
     **dict.fromkeys(("float16", "fp16", "half"), "float16"),
     **dict.fromkeys(("float32", "fp32", "float"), "float32"),
 }
+DRAFT_DEVICES = {"auto": "auto", "cpu": "cpu", "none": "cpu", "gpu": "gpu"}  # none: llama.cpp's
 _KIND = r"(cuda|rocm|vulkan|metal|sycl)(:\d+)?|(CUDA|ROCm|Vulkan|MTL|Metal|SYCL)\d*"
 _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
 _PATHS = ("target", "draft", "heads", "datastore", "chat_template")  # a path will do
@@ -174,6 +175,18 @@ class EngineConfig:
             ge=1,
         ),
     ] = None
+    draft_device: Annotated[
+        str,
+        Parameter(
+            "Where the draft model computes: cpu, on cores; gpu, on the target's device, in turns "
+            "with it; auto: on the device, where its memory has room and a step there is expected "
+            "to pay more.",
+            "Machine",
+            ("--draft-device", "--device-draft", "-devd"),
+            "NAME",
+            choices=DRAFT_DEVICES,
+        ),
+    ] = "auto"
     draft_window: Annotated[
         int | None,
         Parameter(

@@ -1,20 +1,30 @@
-"""Start a pair's draft model in a process of its own, translated where vocabularies differ."""
+"""Start a pair's draft model where it is to compute, translated where vocabularies differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
+from duodec.backends.drafter.in_turns import DrafterInTurns
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.drafter.window import DEFAULT_WINDOW
+from duodec.backends.llamacpp import devices, library
+from duodec.backends.llamacpp.devices import Device
+from duodec.backends.llamacpp.drafts.draft import NUM_EXTRA_CELLS, LlamaDraftModel
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
+from duodec.backends.llamacpp.drafts.recurrent_draft import LlamaRecurrentDraft
+from duodec.backends.llamacpp.footprint import Footprint
+from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.translation.recipe import TranslatedRecipe, VocabularyRecipe
 from duodec.backends.translation.text import Frame
+from duodec.backends.translation.wrapped import Wrapped
 from duodec.chat.frames import frames_of
-from duodec.core.protocols import Tokenizer
-from duodec.errors import warn
+from duodec.core.protocols import DraftModel, Tokenizer
+from duodec.errors import BackendUnavailable, warn
 from duodec.loading.resolve import ResolvedPair
 from duodec.loading.vetting import vetted
 from duodec.machine.core_plan import CorePlan
@@ -54,14 +64,82 @@ def open_drafter(
 ) -> ProcessDrafter:
     """Start the draft model in its own process, which loads while the target does. Raises what is
     wrong with it, or with the pair."""
+    recipe = _recipe(pair, target, num_context, plan)
+    return ProcessDrafter(
+        recipe_for(target, recipe),
+        # on the target's cores it takes turns with it
+        cores=available_cores() if plan.shares_cores else plan.draft_cores,
+        num_threads=plan.target_alone if plan.shares_cores else len(plan.draft_cores),
+        on_warning=on_warning,
+    )
+
+
+def on_device(
+    pair: ResolvedPair,
+    target: SentVocabulary,
+    num_context: int,
+    plan: CorePlan,
+    on: tuple[Device, ...],
+    *,
+    on_warning: Callable[[str], None] = warn,
+) -> DrafterInTurns:
+    """Load the draft model on the target's device, in this process. Raises BackendUnavailable where
+    memory is estimated to be too short, and what is wrong with the model, or with the pair."""
+    recipe = _recipe(pair, target, num_context, plan).on_device(on)
+    check_room(recipe, on)
+    model = recipe_for(target, recipe).load()
+
+    def fall_back() -> ProcessDrafter:
+        return open_drafter(pair, target, num_context, plan, on_warning=on_warning)
+
+    return DrafterInTurns(
+        model, free=partial(_free, model), fall_back=fall_back, on_warning=on_warning
+    )
+
+
+def _free(model: DraftModel) -> None:
+    """Free a draft model of a `LlamaRecipe`, whatever translates its vocabulary."""
+    while isinstance(model, Wrapped):
+        model = model.model
+    assert isinstance(model, LlamaDraftModel | LlamaRecurrentDraft), "the recipe makes these"
+    model.close()
+    model.vocabulary.close()
+
+
+def needed_bytes(recipe: LlamaRecipe) -> int:
+    """What a draft model takes on a device: an estimate."""
+    lib = library.load()
+    header = Header.read(lib, recipe.path)
+    if header is None:
+        return 0  # loading reports what is wrong with the file
+    footprint = Footprint.of(lib, header, CacheTypes(), recipe.num_texts, num_lone=0)
+    num_cells = (recipe.max_window or DEFAULT_WINDOW) + NUM_EXTRA_CELLS
+    return footprint.weight_bytes + footprint.least_bytes(num_cells)
+
+
+def check_room(recipe: LlamaRecipe, on: tuple[Device, ...]) -> None:
+    """Raises BackendUnavailable where a device has too little free memory for a draft model, as far
+    as its driver tells."""
+    free, need = devices.free_bytes(library.load(), on), needed_bytes(recipe)
+    if 0 < free < need:
+        where = ", ".join(device.name for device in on) or "the device"
+        raise BackendUnavailable(
+            f"the draft model would take {need / 1e9:.1f} GB on {where}, where {free / 1e9:.1f} GB "
+            "are free"
+        )
+
+
+def _recipe(
+    pair: ResolvedPair, target: SentVocabulary, num_context: int, plan: CorePlan
+) -> LlamaRecipe:
     assert pair.draft, "the caller checked for a draft"
-    config, num_threads = pair.config, len(plan.draft_cores)
+    config = pair.config
     window = min(num_context, config.draft_window or DEFAULT_WINDOW)
     known = pair.profile
-    recipe = LlamaRecipe(
+    return LlamaRecipe(
         vetted(pair.draft).path,
         num_context,
-        num_threads,
+        len(plan.draft_cores),
         target.num_vocab,
         num_texts=min(config.num_slots, max(1, _CACHE_TOKENS // window)),
         max_window=window,
@@ -70,11 +148,4 @@ def open_drafter(
         has_small_weights=config.draft_weights == "auto",
         num_parallel=config.draft_parallel,
         num_slots=config.num_slots,
-    )
-    return ProcessDrafter(
-        recipe_for(target, recipe),
-        # on the target's cores it takes turns with it
-        cores=available_cores() if plan.shares_cores else plan.draft_cores,
-        num_threads=plan.target_alone if plan.shares_cores else num_threads,
-        on_warning=on_warning,
     )

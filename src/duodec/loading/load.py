@@ -7,13 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from duodec.backends.drafter.in_turns import DrafterInTurns
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.loaded import LoadedTarget, RunningTarget, TargetModel
 from duodec.backends.paced import PacedTarget
 from duodec.backends.placement import Placement
 from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
-from duodec.errors import DuodecError, warn
+from duodec.errors import BackendUnavailable, DuodecError, warn
+from duodec.loading import placing
 from duodec.loading.config import TORCH, EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.memory import MemoryUse
@@ -22,6 +24,12 @@ from duodec.loading.vetting import vetted
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing, available_cores, keep_to
 from duodec.machine.topology import Topology
+from duodec.loading.placing import PlacedDrafter
+from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
+from duodec.loading.vetting import vetted
+from duodec.machine.busy import NOTABLE, OtherPrograms
+from duodec.machine.cores import CorePlan, CoreSharing, available_cores, keep_to, memory_nodes
+from duodec.models.aliases import ALIASES
 from duodec.planning.costs import Costs
 
 _NO_STATES = (
@@ -38,7 +46,7 @@ class Loaded:
     target: Target
     tokenizer: TargetModel
     num_context: int
-    drafter: ProcessDrafter | None
+    drafter: PlacedDrafter | None
     datastore: Datastore | None
     cores: CoreSharing
     costs: Costs  # as a profile measured them
@@ -51,15 +59,17 @@ def load(
 ) -> Loaded:
     """Load the models of a pair. ``taken_bytes`` of the memory that looks free are other models'
     weights, mapped from files. Raises what is wrong with the models or the pair."""
-    config = pair.config
+    config, others = pair.config, OtherPrograms()
     with ExitStack() as stack:
         loaded = load_target(pair, on_warning, taken_bytes=taken_bytes + draft_bytes(pair))
         model = loaded.model
         stack.callback(model.close)
+        pair = unless_busy(pair, loaded.placement, others.num_cores)
         plan = core_plan(pair, loaded)
-        drafter: ProcessDrafter | None = None
+        drafter: PlacedDrafter | None = None
+        is_for_device = pair.draft is not None and placing.is_for_device(config, loaded.placement)
         try:
-            if pair.draft:
+            if pair.draft and not is_for_device:
                 drafter = open_drafter(pair, model, loaded.num_context, plan, on_warning=on_warning)
                 stack.callback(drafter.close)
         except DuodecError as error:
@@ -69,16 +79,23 @@ def load(
         if drafter and not target.traits.max_draft:
             on_warning(f"{pair.name}: {_NO_STATES}")
             drafter.close()
+        if pair.draft and not target.traits.max_draft:
+            on_warning(f"{config.target}: {_NO_STATES}")
+            drafter.close() if drafter else None
             drafter, pair = None, pair.without_draft()
+        costs = _costs(pair, plan)
         try:
-            if drafter:
+            if pair.draft and is_for_device:
+                drafter = placing.place(pair, loaded, target, plan, costs, on_warning)
+                stack.callback(drafter.close)
+            if isinstance(drafter, ProcessDrafter):
                 drafter.wait_ready()
         except DuodecError as error:
             drafter.close() if drafter else None
             drafter, pair = None, pair.refuse_draft(error)
+            costs = _costs(pair, plan)
         if pair.no_draft:
             on_warning(f"no draft: {pair.no_draft}")
-        known = pair.profile
         return Loaded(
             config,
             PacedTarget(target, config.pace_curve) if config.pace_curve else target,
@@ -89,15 +106,46 @@ def load(
             CoreSharing(
                 plan.shares_cores,
                 plan.target_beside,
-                # a target that is slowed for a demo leaves its cores idle, and so do a GPU's layers
-                takes_turns=loaded.placement is Placement.CPU and config.pace_curve is None,
+                takes_turns=_turns(drafter, loaded.placement, config),
                 prepare=_sharing(plan, target, stack),
             ),
             costs=known.costs(is_drafting=not plan.shares_cores) if known else Costs(),
             memory=MemoryUse.of(pair, loaded),
+            costs=costs,
             resources=stack.pop_all(),
         )
     raise AssertionError("the stack swallows nothing")
+
+
+def unless_busy(pair: ResolvedPair, placement: Placement, num_busy: float) -> ResolvedPair:
+    """The pair, without a draft model that was found on this machine by itself, where it would
+    compute on the target's cores and other programs keep so many of these busy: it was measured to
+    halve the rate there."""
+    is_named = pair.config.draft != "auto" or pair.config.target.lower() in ALIASES
+    if pair.draft is None or is_named or placement is not Placement.CPU or num_busy < NOTABLE:
+        return pair
+    why = BackendUnavailable(
+        f"other programs keep {num_busy:.1f} cores busy, which makes drafting with "
+        f"{pair.draft.path.name} on them slow; name it as `draft` to use it all the same"
+    )
+    return pair.refuse_draft(why)
+
+
+def _costs(pair: ResolvedPair, plan: CorePlan) -> Costs:
+    """What a pair costs, as its profile has it."""
+    known = pair.profile
+    return known.costs(is_drafting=not plan.shares_cores) if known else Costs()
+
+
+def _turns(
+    drafter: PlacedDrafter | None, placement: Placement, config: EngineConfig
+) -> Callable[[], bool]:
+    """Whether the drafter takes turns with the target, as of now."""
+    if isinstance(drafter, DrafterInTurns):
+        return lambda: drafter.takes_turns
+    # a target that is slowed for a demo leaves its cores idle, and so do a GPU's layers
+    in_turns = placement is Placement.CPU and config.pace_curve is None
+    return lambda: in_turns
 
 
 def load_target(

@@ -107,7 +107,7 @@ class ResolvedPair(ResolvedTarget):
             config.no_repack, config.cpu_moe, config.n_cpu_moe, config.override_tensor,
             config.cache_type_k, config.cache_type_v, config.mtp,
             self.backend, config.dtype_name, config.device, self.file.num_bytes,
-            config.heads, config.draft_head, config.draft_weights,
+            config.heads, config.draft_head, config.draft_weights, config.draft_device,
         )  # fmt: skip
         return key_of(self.file.path, self.draft.path if self.draft else None, settings)
 

@@ -40,6 +40,7 @@ class CoreSharing:
 
     is_shared: bool = False  # both compute on the same cores
     num_for_target: int = 1  # of those, while the drafter works
-    takes_turns: bool = False  # the drafter rests while the target computes
+    takes_turns: Callable[[], bool] = lambda: False
+    """Whether the drafter rests while the target computes, as of now."""
     prepare: Callable[[bool], None] = lambda is_drafting: None
     """Called before each completion: shares the cores, with a drafter or without."""

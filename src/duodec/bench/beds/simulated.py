@@ -83,7 +83,7 @@ class SimulatedBed:
         clock = VirtualClock()
         model = self._model(costs)
         drafter = SimulatedDrafter(model, clock, self.handover_s) if model else None
-        if model and self.parts.cores.takes_turns and not costs.knows_step:
+        if model and self.parts.cores.takes_turns() and not costs.knows_step:
             step_s = model.table.seconds(1)  # as loading times it
             costs.observe_step(step_s)
             costs.observe_root(step_s)
@@ -112,7 +112,7 @@ class SimulatedBed:
 
     def in_turns(self, model: PricedModel) -> SimulatedBed:
         """The same target with its draft model on its own device: no message goes between them."""
-        parts = replace(self.parts, cores=CoreSharing(takes_turns=True))
+        parts = replace(self.parts, cores=CoreSharing(takes_turns=lambda: True))
         return replace(self, parts=parts, model=model, handover_s=0.0)
 
     def forget(self) -> None:
@@ -141,6 +141,8 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
         host = HostPrices.parse(plan.host_us or str(_host(engine)))
         latency = plan.latency(host)
         bed = SimulatedBed(parts, engine.target, model, latency, host)
+        if model is not None and config.draft_device == "gpu":
+            bed = bed.in_turns(model)
         facts = {"host_us": str(host), "simulate_as": latency.shape.words}
         if table:
             facts["draft_ms"] = str(table)

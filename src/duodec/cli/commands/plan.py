@@ -64,6 +64,7 @@ def plan(
                 "target_backend",
                 "offline",
                 "draft_threads",
+                "draft_device",
                 "device",
                 "dtype",
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.devices import Device
 from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
 from duodec.backends.llamacpp.drafts.head import Head, frequency
 from duodec.backends.llamacpp.drafts.parallel import parallel
@@ -27,6 +28,8 @@ class LlamaRecipe:
     num_head: int | None = None  # rows of its head, the most frequent; None: chosen here; 0: all
     has_small_weights: bool = True  # of 4.5 bits, where those of the file are larger
     num_parallel: int | None = None  # tokens that a step drafts at once; None: as it was trained
+    num_gpu_layers: int = 0  # that a device computes; -1: all
+    on: tuple[Device, ...] = ()  # such devices; all that there are by default
     num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
 
     def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:
@@ -35,7 +38,24 @@ class LlamaRecipe:
         head = Head(lib, known) if known else None
         small = self.has_small_weights
         return self.over(
-            LlamaModel(self.path, num_gpu_layers=0, head=head, has_small_weights=small)
+            LlamaModel(
+                self.path,
+                num_gpu_layers=self.num_gpu_layers,
+                on=self.on,
+                head=head,
+                has_small_weights=small,
+            )
+        )
+
+    def on_device(self, on: tuple[Device, ...]) -> LlamaRecipe:
+        """The same on a device: whole, as its file has it, and with flash attention."""
+        return replace(
+            self,
+            num_gpu_layers=-1,
+            on=on,
+            num_head=0,
+            has_small_weights=False,
+            uses_flash_attention=True,
         )
 
     def over(self, model: LlamaModel) -> LlamaDraftModel | LlamaRecurrentDraft:

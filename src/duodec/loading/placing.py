@@ -1,0 +1,130 @@
+"""Choose where a pair's draft model computes, and load it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from duodec.backends.drafter.in_turns import DrafterInTurns
+from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.loaded import LoadedTarget
+from duodec.backends.placement import Placement
+from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target
+from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.drafting.plans import Chain
+from duodec.errors import BadOption, DuodecError
+from duodec.loading.config import EngineConfig
+from duodec.loading.drafter import on_device, open_drafter
+from duodec.loading.forecast import Forecast, step_on_core_s
+from duodec.loading.resolve import ResolvedPair
+from duodec.machine.cores import CorePlan
+from duodec.planning.costs import Costs
+
+PlacedDrafter = ProcessDrafter | DrafterInTurns
+
+_SLOT = 0
+_NUM_READ, _NUM_STEPS, _RUNS = 256, 4, 3
+_WAIT_S = 10.0
+
+
+def is_for_device(config: EngineConfig, placement: Placement) -> bool:
+    """Whether the draft model is to be loaded on the target's device, to be tried there. Raises
+    BadOption where the target has none."""
+    if config.draft_device == "gpu" and placement is Placement.CPU:
+        raise BadOption(
+            "draft_device is gpu, and the target computes on the CPU, where its draft model takes "
+            "turns with it; leave it out"
+        )
+    if config.pace_curve is not None:  # a target that is slowed leaves its device idle
+        return False
+    is_chosen = config.draft_device == "auto" and placement is Placement.ELSEWHERE
+    return is_chosen or config.draft_device == "gpu"
+
+
+def place(
+    pair: ResolvedPair,
+    loaded: LoadedTarget,
+    target: Target,
+    plan: CorePlan,
+    costs: Costs,
+    on_warning: Callable[[str], None],
+) -> PlacedDrafter:
+    """Load the draft model on the target's device, and on the CPU where the device has no room, it
+    fails there, or pays less. ``costs`` learn what was timed. Raises what is wrong with the model,
+    or with the pair."""
+    on = loaded.model.devices if isinstance(loaded.model, LlamaModel) else ()
+
+    def on_cpu() -> ProcessDrafter:
+        return open_drafter(pair, loaded.model, loaded.num_context, plan, on_warning=on_warning)
+
+    try:
+        drafter = on_device(pair, loaded.model, loaded.num_context, plan, on, on_warning=on_warning)
+    except DuodecError as error:
+        on_warning(f"{error}; it computes on the CPU")
+        return on_cpu()
+    steps = Steps.of(drafter)
+    assert pair.draft, "the caller checked for a draft"
+    if steps is None or (
+        pair.config.draft_device == "auto" and not steps.pay(target, pair.draft.num_bytes)
+    ):
+        drafter.close()
+        return on_cpu()
+    steps.teach(costs)
+    return drafter
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a draft model's steps were timed to take."""
+
+    step_s: float
+    read_s: float  # of a text of so many tokens
+    num_read: int = _NUM_READ
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> Steps | None:
+        """Time them; None for a drafter that fails. The first run of each warms the device up."""
+        rng = np.random.default_rng(0)
+        reads, steps = list[float](), list[float]()
+        for _ in range(_RUNS):
+            text = rng.integers(0, 256, _NUM_READ).astype(np.int32)
+            times = [_seconds(drafter, text, Chain(num)) for num in (1, 1 + _NUM_STEPS, 1)]
+            if min(times) < 0.0:
+                return None
+            read_s, more_s, one_s = times
+            reads.append(max(0.0, read_s - one_s))
+            steps.append(max(0.0, more_s - one_s) / _NUM_STEPS)
+        drafter.cancel(_SLOT)
+        return cls(min(steps), min(reads))
+
+    def pay(self, target: Target, num_bytes: int) -> bool:
+        """Whether these steps are expected to bring more than those of a core, beside this target,
+        of a model of so many bytes."""
+        text: Tokens = np.zeros(_NUM_READ, dtype=np.int32)
+        times = []
+        for _ in range(1 + _RUNS):
+            begin_s = perf_counter()
+            target.score([Query(_SLOT, text)])
+            times.append(perf_counter() - begin_s)
+        forward_s = min(times[1:])
+        here = Forecast(forward_s, self.step_s).in_turns
+        return here >= Forecast(forward_s, step_on_core_s(num_bytes)).in_parallel
+
+    def teach(self, costs: Costs) -> None:
+        """Let a planner know them before the first completion."""
+        costs.observe_step(self.step_s)
+        costs.observe_root(self.step_s)
+        costs.observe_read(self.num_read, self.read_s)
+
+
+def _seconds(drafter: Drafter, text: Tokens, plan: Plan) -> float:
+    """Seconds of a whole draft; less than none if it did not come."""
+    begin_s = perf_counter()
+    drafter.submit(DraftRequest(_SLOT, text, plan, Sampler()))
+    drafted = drafter.poll(_SLOT, _WAIT_S)
+    is_whole = drafted.is_complete and len(drafted.draft) == plan.num_tokens
+    return perf_counter() - begin_s if is_whole else -1.0

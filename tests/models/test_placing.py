@@ -1,0 +1,77 @@
+"""Where a draft model computes: what is expected of each place, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duodec.backends.placement import Placement
+from duodec.errors import BadOption
+from duodec.loading.config import EngineConfig
+from duodec.loading.forecast import Forecast
+from duodec.loading.load import unless_busy
+from duodec.loading.placing import is_for_device
+from duodec.loading.resolve import ResolvedPair
+from duodec.models.base import ModelFile
+
+FILE = ModelFile(Path("/models/large.gguf"), "large.gguf", "file", None, None)
+DRAFT = ModelFile(Path("/models/small.gguf"), "small.gguf", "file", None, None)
+
+
+def pair(**options: str) -> ResolvedPair:
+    config = EngineConfig(**{"target": str(FILE.path), **options})  # type: ignore[arg-type]
+    return ResolvedPair(config, "llama.cpp", FILE, None, DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("device", "placement", "is_tried"),
+    [
+        ("auto", Placement.ELSEWHERE, True),
+        ("auto", Placement.SPLIT, False),
+        ("auto", Placement.CPU, False),
+        ("cpu", Placement.ELSEWHERE, False),
+        ("none", Placement.ELSEWHERE, False),  # as llama.cpp says
+        ("gpu", Placement.SPLIT, True),
+    ],
+)
+def test_the_device_is_tried_where_the_target_is(
+    device: str, placement: Placement, is_tried: bool
+) -> None:
+    assert is_for_device(EngineConfig(draft_device=device), placement) == is_tried
+
+
+def test_a_target_on_the_cpu_has_no_device() -> None:
+    with pytest.raises(BadOption, match="draft_device is gpu"):
+        is_for_device(EngineConfig(draft_device="gpu"), Placement.CPU)
+    with pytest.raises(BadOption, match="card"):
+        EngineConfig(draft_device="card")
+
+
+def test_a_step_that_is_short_beside_a_pass_belongs_on_the_device() -> None:
+    forecast = Forecast(forward_s=6e-3, step_s=0.7e-3)
+    assert forecast.plain < forecast.in_turns
+    assert Forecast(6e-3, 12e-3).in_parallel < forecast.in_turns
+    # as short on a core that computes in parallel, it delays nothing there
+    assert Forecast(6e-3, 2e-3).in_parallel > Forecast(6e-3, 6e-3).in_turns
+    assert Forecast(6e-3, 60.0).in_turns == pytest.approx(forecast.plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "placement", "num_busy", "has_draft"),
+    [
+        ({}, Placement.CPU, 1.2, False),
+        ({}, Placement.CPU, 0.1, True),
+        ({}, Placement.ELSEWHERE, 1.2, True),
+        ({"draft": "small.gguf"}, Placement.CPU, 1.2, True),
+        ({"target": "smollm2"}, Placement.CPU, 1.2, True),  # known to suit it
+    ],
+)
+def test_a_draft_that_nobody_named_needs_cores_of_its_own(
+    options: dict[str, str], placement: Placement, num_busy: float, has_draft: bool
+) -> None:
+    found = unless_busy(pair(**options), placement, num_busy)
+    assert (found.draft is not None) == has_draft
+    if not has_draft:
+        assert "1.2 cores busy" in str(found.no_draft)
+        assert "small.gguf" in str(found.no_draft)
