@@ -19,16 +19,13 @@ from duodec.loading import placing
 from duodec.loading.config import TORCH, EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.memory import MemoryUse
-from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
-from duodec.loading.vetting import vetted
-from duodec.machine.core_plan import CorePlan
-from duodec.machine.cores import CoreSharing, available_cores, keep_to
-from duodec.machine.topology import Topology
 from duodec.loading.placing import PlacedDrafter
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
 from duodec.loading.vetting import vetted
 from duodec.machine.busy import NOTABLE, OtherPrograms
-from duodec.machine.cores import CorePlan, CoreSharing, available_cores, keep_to, memory_nodes
+from duodec.machine.core_plan import CorePlan
+from duodec.machine.cores import CoreSharing, available_cores, keep_to
+from duodec.machine.topology import Topology
 from duodec.models.aliases import ALIASES
 from duodec.planning.costs import Costs
 
@@ -76,11 +73,8 @@ def load(
             pair = pair.refuse_draft(error)
         target = loaded.start(loaded.num_context, plan)
         stack.callback(target.close)
-        if drafter and not target.traits.max_draft:
-            on_warning(f"{pair.name}: {_NO_STATES}")
-            drafter.close()
         if pair.draft and not target.traits.max_draft:
-            on_warning(f"{config.target}: {_NO_STATES}")
+            on_warning(f"{pair.name}: {_NO_STATES}")
             drafter.close() if drafter else None
             drafter, pair = None, pair.without_draft()
         costs = _costs(pair, plan)
@@ -109,9 +103,8 @@ def load(
                 takes_turns=_turns(drafter, loaded.placement, config),
                 prepare=_sharing(plan, target, stack),
             ),
-            costs=known.costs(is_drafting=not plan.shares_cores) if known else Costs(),
-            memory=MemoryUse.of(pair, loaded),
             costs=costs,
+            memory=MemoryUse.of(pair, loaded),
             resources=stack.pop_all(),
         )
     raise AssertionError("the stack swallows nothing")

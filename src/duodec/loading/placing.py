@@ -21,7 +21,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import on_device, open_drafter
 from duodec.loading.forecast import Forecast, step_on_core_s
 from duodec.loading.resolve import ResolvedPair
-from duodec.machine.cores import CorePlan
+from duodec.machine.core_plan import CorePlan
 from duodec.planning.costs import Costs
 
 PlacedDrafter = ProcessDrafter | DrafterInTurns
