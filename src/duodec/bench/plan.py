@@ -57,7 +57,7 @@ class BenchPlan:
     simulate_ms: float | str | None = None  # the same
     draft_ms: str | None = None  # a simulation's cost table; None: measured at the start
     draft_speed: float = 1.0  # by which a simulation divides these costs
-    simulate_as: str = TREE.name  # the shape of the target's forward pass in a simulation
+    simulate_as: str | None = None  # the shape of a simulated forward pass; None: its card's
     host_us: str | None = None  # its prices of the host's work; None: measured at the start
     prefill_ms: float = 0.1  # a prompt token, in a replay or a simulation
     control: str | None = None
@@ -116,7 +116,7 @@ class BenchPlan:
         """Raises BadOption for what only a simulation has."""
         if self.simulate_ms is None:
             for name, value, usual in (
-                ("simulate-as", self.simulate_as, TREE.name),
+                ("simulate-as", self.simulate_as, None),
                 ("host-us", self.host_us, None),
             ):
                 if value != usual:
@@ -130,8 +130,18 @@ class BenchPlan:
                 "draft-device is gpu, and steps can be timed on this CPU only; give what they take "
                 "there with --draft-ms"
             )
+        Shape.parse(self.shape_name, CostCurve.parse(self.simulate_ms))
         if self.host_us is not None:
             HostPrices.parse(self.host_us)
+
+    @property
+    def shape_name(self) -> str:
+        """The shape of a replayed or simulated forward pass: the one named, or its card's."""
+        if self.simulate_as is not None:
+            return self.simulate_as
+        if self.simulate_ms is None:
+            return TREE.name
+        return Shape.usual(CostCurve.parse(self.simulate_ms))
 
     @property
     def curve(self) -> CostCurve | None:
@@ -143,7 +153,7 @@ class BenchPlan:
         """The same, with prefill. Only for a replay or a simulation."""
         curve = self.curve
         assert curve is not None, "a bed needs a latency"
-        shape = Shape.parse(self.simulate_as, curve, host.copy)
+        shape = Shape.parse(self.shape_name, curve, host.copy)
         return LatencyCurve(curve, self.prefill_ms / 1e3, shape)
 
     @property
@@ -207,7 +217,7 @@ class BenchPlan:
             "curve": self.curve.as_json() if self.curve else None,
             "draft_ms": self.draft_ms,
             "draft_speed": self.draft_speed,
-            "simulate_as": self.simulate_as if self.simulate_ms is not None else None,
+            "simulate_as": self.shape_name if self.simulate_ms is not None else None,
             "host_us": self.host_us,
             "prefill_ms": self.prefill_ms if self._is_stand_in else None,
             "control": self.control,
@@ -244,7 +254,7 @@ class BenchPlan:
         if self.simulate_ms is not None and curve:
             note = (
                 f"Simulated on a virtual clock: {curve.words} a forward pass of the target "
-                f"(as {self.simulate_as}). Rows and drafts are computed; their time is from "
+                f"(as {self.shape_name}). Rows and drafts are computed; their time is from "
                 "tables (draft_ms, host_us)."
             )
             if self.draft_speed != 1:

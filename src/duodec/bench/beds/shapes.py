@@ -9,6 +9,7 @@ llama.cpp       chains in passes of as many rows as llama.cpp on a device choose
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from duodec.backends.curves import CostCurve
@@ -22,6 +23,8 @@ from duodec.errors import BadOption
 TORCH_ROWS = 32  # of a pass on a GPU; `duodec.backends.torch.checkpoint.memory` says the same
 NAMES = ("tree", "chain", "torch", "llama.cpp")
 _FREE = ("tree", "chain")  # take no number of rows
+_SIXTEEN_BITS = re.compile(r"b?f16|fp16|16bit")  # in a curve's name
+_QUANTISED = re.compile(r"i?q\d|mxfp4|nvfp4")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,16 @@ class Shape:
         seconds = {n: curve.seconds(n) + n * copy_s for n in WIDTHS}  # as a device measures them
         own = widths or WidthChoice(seconds, seconds, [(n,) for n in WIDTHS]).widths
         return cls(text, own, has_branches=False)
+
+    @staticmethod
+    def usual(curve: CostCurve) -> str:
+        """The name of the shape that a card of this curve has: that of llama.cpp where weights are
+        quantised, of torch where they have 16 bits; of a given number, which is no card, trees."""
+        text = curve.text.lower()
+        if _SIXTEEN_BITS.search(text):
+            return "torch"
+        is_card = text.startswith("roofline:") or _QUANTISED.search(text)
+        return "llama.cpp" if is_card else "tree"
 
     @property
     def max_draft(self) -> int:

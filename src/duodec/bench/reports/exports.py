@@ -101,7 +101,8 @@ def _caption(results: Results, pair: PairMeasures) -> str:
     return (
         f"{' with '.join(words)}; {pair.num_prompts} prompts, test bed {beds}; "
         f"{card.get('gpu') or card.get('cpu')}, {card.get('cores')} cores; "
-        f"duodec {version}{commit}. Speed is relative to {pair.baseline}; marks need "
+        f"duodec {version}{commit}. Speed is relative to {pair.baseline}"
+        f"{f': {pair.basis}' if pair.basis else ''}; marks need "
         f"{FEWEST_FOR_A_MARK} prompts and a 95% interval that excludes 1."
     )
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from duodec.bench.reports.baseline import baseline_words, unpadded_share
 from duodec.bench.reports.statistics import Ratio, ratio_of_rates
 from duodec.bench.results import (
     Generation,
@@ -86,6 +87,8 @@ class PairMeasures:
     methods: tuple[str, ...]  # those with a record
     tasks: tuple[str, ...]
     cells: dict[tuple[str, str | None], Measures]
+    basis: str = ""  # what 1.00 is, if it is not plain decoding on this machine
+    unpadded_share: float | None = None  # the baseline over unpadded plain decoding, if padded
 
     def of(self, method: str, task: str | None = None) -> Measures:
         """A method on a task, or on all."""
@@ -109,6 +112,7 @@ def _measure_pair(results: Results, pair: Pair) -> PairMeasures:
         for method in methods:
             mine = [g for g in here if g.method == method]
             cells[method, task] = summarise(method, task, mine, plain)
+    whole = cells.get((baseline, None))
     return PairMeasures(
         pair=pair,
         baseline=baseline,
@@ -117,6 +121,8 @@ def _measure_pair(results: Results, pair: Pair) -> PairMeasures:
         methods=methods,
         tasks=tasks,
         cells=cells,
+        basis=baseline_words(results.settings),
+        unpadded_share=unpadded_share(results.settings, whole.token_latency_s if whole else None),
     )
 
 

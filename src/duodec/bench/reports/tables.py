@@ -6,7 +6,7 @@ marked in words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from duodec.bench.reports.measures import Measures, PairMeasures
@@ -72,6 +72,7 @@ def paper_table(measures: PairMeasures) -> Table:
         f"Speed-up over {measures.baseline} / mean accepted length",
         ("method", *measures.tasks, ALL),
         tuple(rows),
+        (f"{measures.basis}.",) if measures.basis else (),
     )
 
 
@@ -80,6 +81,7 @@ def task_tables(measures: PairMeasures) -> list[Table]:
     columns = (
         Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no completion had two rounds"),
         Column("speed-up (95%)", _ratio, f"{measures.baseline} is missing"),
+        *_over_unpadded(measures),
         Column("mean accepted length", lambda m: _number(m.mean_accepted, 2), "no completion"),
         Column("TTFT ms", lambda m: _ms(m.ttft_s), "no completion"),
         Column("ms a token", lambda m: _ms(m.token_latency_s), "no completion had two rounds"),
@@ -98,6 +100,19 @@ def task_tables(measures: PairMeasures) -> list[Table]:
         _table(task or ALL, columns, [measures.of(m, task) for m in measures.methods])
         for task in (None, *measures.tasks)
     ]
+
+
+def _over_unpadded(measures: PairMeasures) -> Iterator[Column]:
+    """The speed-up over what plain decoding would be without padding, where passes are padded."""
+    if (share := measures.unpadded_share) is None:
+        return
+
+    def cell(m: Measures) -> Cell | None:
+        if m.method == measures.baseline:
+            return Cell(f"{share:.2f}x")
+        return Cell(f"{share * m.ratio.value:.2f}x") if m.ratio else None
+
+    yield Column("over unpadded plain decoding", cell, f"{measures.baseline} is missing")
 
 
 def cost_table(measures: PairMeasures, no_energy: str) -> Table:

@@ -111,7 +111,7 @@ def bench(
         ),
     ] = None,
     draft_ms: options.DraftCosts = None,
-    simulate_as: options.SimulateAs = "tree",
+    simulate_as: options.SimulateAs = None,
     host_us: options.HostCosts = None,
     prefill_ms: Annotated[
         float,

@@ -48,7 +48,7 @@ def plan(
         int, options.option("--max-tokens -n", "Most tokens of a completion.", _PANEL)
     ] = 96,
     draft_ms: options.DraftCosts = None,
-    simulate_as: options.SimulateAs = "tree",
+    simulate_as: options.SimulateAs = None,
     host_us: options.HostCosts = None,
     draft_speed: Annotated[float, options.option(
         "--draft-speed", "How many times faster the draft model is there; inf: it takes no time.",

@@ -1,0 +1,53 @@
+"""Every table says what 1.00 is: the curve, the shape, and the padding."""
+
+from __future__ import annotations
+
+import pytest
+
+from duodec.backends.curves import CostCurve, published
+from duodec.bench.beds.shapes import Shape
+from duodec.bench.plan import BenchPlan
+from duodec.bench.reports.baseline import baseline_words, unpadded_share
+
+CURVE = CostCurve.parse("1:6,4:8,8:10")
+
+
+def settings(shape: str) -> dict[str, object]:
+    return {"curve": CURVE.as_json(), "simulate_as": shape, "host_us": "copy:100,draw:0"}
+
+
+def test_the_curve_the_shape_and_the_padding_are_named() -> None:
+    words = baseline_words(settings("llama.cpp: chains, 4 rows a pass"))
+    assert words == (
+        "1.00 is plain decoding where a forward pass costs 1:6,4:8,8:10, in the shape of "
+        "llama.cpp: chains, 4 rows a pass, padded: 8 ms, of one row 6"
+    )
+    assert baseline_words(settings("tree: trees, as many rows as wanted")).endswith(", unpadded")
+    assert baseline_words({"curve": None}) == ""
+    assert "shape" not in baseline_words({"curve": CURVE.as_json()})  # a replay has none
+
+
+def test_what_padding_costs_is_taken_off() -> None:
+    # of 10 ms a token 2 are of padding, and 0.3 of rows that are copied for nothing
+    chains = settings("llama.cpp: chains, 4 rows a pass")
+    trees = settings("torch: trees, 4 rows a pass")
+    assert unpadded_share(chains, 0.010) == pytest.approx(0.77)
+    assert unpadded_share(trees, 0.010) == pytest.approx(0.8)
+    for none in (settings("tree: trees, as many rows as wanted"), {"curve": None}):
+        assert unpadded_share(none, 0.010) is None
+    assert unpadded_share(trees, None) is None
+
+
+@pytest.mark.parametrize("name", sorted(published()))
+def test_a_card_is_simulated_in_the_shape_of_its_backend(name: str) -> None:
+    plan = BenchPlan(methods=("ar",), simulate_ms=name)
+    assert plan.latency().shape.name == ("torch" if "bf16" in name else "llama.cpp")
+
+
+def test_numbers_are_no_card() -> None:
+    for given in ("25", "1:6,4:8"):
+        assert Shape.usual(CostCurve.parse(given)) == "tree"
+    assert Shape.usual(CostCurve.parse("roofline:1008GB/s,165TFLOPS,4.7GB")) == "llama.cpp"
+    assert Shape.usual(CostCurve.parse("roofline:1008GB/s,165TFLOPS,4.7GB,16bit")) == "torch"
+    named = BenchPlan(methods=("ar",), simulate_ms="rtx4090-8b-q4_0", simulate_as="tree")
+    assert named.latency().shape.name == "tree"
