@@ -124,7 +124,6 @@ class BenchPlan:
                         f"{name} is of a simulation; give its target's costs with --simulate-ms"
                     )
             return
-        Shape.parse(self.simulate_as, CostCurve.parse(self.simulate_ms))
         if self.config.draft_device == "gpu" and self.draft_ms is None:
             raise BadOption(
                 "draft-device is gpu, and steps can be timed on this CPU only; give what they take "
