@@ -6,6 +6,7 @@ runs until the text is full.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -82,8 +83,9 @@ def streaming(
         if not selector.repays_reading(decoding_s, governor):
             most = min(most, Sources.HEADS)
         can_pay = selector.can_pay and most != Sources.NONE
-        if request.costs.knows_plain:  # what a step is cheap beside is known
-            governor.cut_first_rest(Sources.ALL, round(_DEAR * request.costs.step_share()))
+        step_share = request.costs.step_share()  # infinite in company, which waits for no step
+        if request.costs.knows_plain and math.isfinite(step_share):
+            governor.cut_first_rest(Sources.ALL, round(_DEAR * step_share))
         sources = governor.sources(most) if can_pay else Sources.NONE
         planner.allowance = governor.allowance
         is_early = not request.num_rounds or not request.costs.knows_plain
