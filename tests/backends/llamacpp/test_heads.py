@@ -234,9 +234,12 @@ def test_one_text_with_and_without_heads(
         head = write_eagle3(folder / "eagle3.gguf")
         config = partial(EngineConfig, target=str(plain), heads=str(head))
     sizes: Any = {"draft": "none", "context": 256, "threads": 1, "num_slots": 3}
-    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
     prompts = [PROMPT, "two three", "four four four one"]
     with load(EngineConfig(target=str(plain), **sizes)) as llm:
+        ends = [token for token in range(llm.tokenizer.num_vocab) if llm.tokenizer.is_end(token)]
+        params = SamplingParams(
+            max_tokens=40, temperature=temperature, seed=3, logit_bias=dict.fromkeys(ends, -100.0)
+        )
         expected = [one.tokens for one in llm.generate(prompts, params, method="ar")]
         with pytest.raises(BadOption, match=f"needs {kind} heads"):
             llm.generate(PROMPT, params, method=kind)
