@@ -18,8 +18,10 @@ from duodec.errors import DuodecError
 from duodec.server.api.ollama.listing import API_VERSION
 from duodec.server.errors import ApiError, api_error, not_served
 from duodec.server.http.guard import guarded, too_large
+from duodec.server.http.intake import Workers
 from duodec.server.http.json_limits import parse_object
 from duodec.server.http.owners import owner_of
+from duodec.server.http.json_parts import encoded
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
 from duodec.server.logs import log
 from duodec.server.metrics import CONTENT_TYPE
@@ -29,6 +31,7 @@ from duodec.server.service import Service
 
 _ANTHROPIC, _OLLAMA = "/v1/messages", "/api/"
 _PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # where it is not in messages
+_NUM_ENCODERS = 2  # threads
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
 Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared | dict[str, Any]]]
@@ -40,6 +43,7 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._encoders = Workers("duodec-encode", _NUM_ENCODERS)
 
     async def chat(self, request: Request) -> Response:
         return await self._serve(request, self._service.chat)
@@ -151,7 +155,7 @@ class Routes:
                 self._service.meters.dropped()
             raise
         if isinstance(found, dict):
-            return JSONResponse(found)
+            return await self._json(found)
         return await self._response(request, *found)
 
     async def _computed(self, request: Request, compute: Compute) -> Response:
@@ -163,7 +167,7 @@ class Routes:
             return await compute(await intake.run(parse_object, data))
 
         prepared = intake.prepared(len(data), self._service.num_free, work())
-        return JSONResponse(await or_gone(request.receive, prepared))
+        return await self._json(await or_gone(request.receive, prepared))
 
     async def _body(self, request: Request) -> bytes:
         """What the client sends. Raises ApiError of what is too large or too slow."""
@@ -193,7 +197,12 @@ class Routes:
         if writer.is_streamed:
             stream: Any = EventStream(writer, collector, self._service.settings.ping_s)
             return stream  # type: ignore[no-any-return]
-        return JSONResponse(await whole(writer, collector, request.receive))
+        return await self._json(await whole(writer, collector, request.receive))
+
+    async def _json(self, value: dict[str, Any]) -> Response:
+        """A response that may be large, encoded in a thread."""
+        data = await self._encoders.run(encoded, value)
+        return Response(data, media_type="application/json")
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -331,8 +331,8 @@ class Service:
                 tokens = await self._run(model, llm.tokens_of, text)
                 if not own.begins and tokens[:1] == [llm.tokenizer.bos]:
                     tokens = tokens[1:]
+            pieces = await self._run(model, _pieces, llm, tokens)
             lease.release()
-            pieces = [llm.tokenizer.piece(token).decode("utf-8", "replace") for token in tokens]
             pairs = [{"id": t, "piece": p} for t, p in zip(tokens, pieces, strict=True)]
             return {
                 "tokens": pairs if own.with_pieces else tokens,
@@ -475,7 +475,8 @@ class Service:
         )  # fmt: skip
 
     def _piece(self, lease: ModelLease) -> Callable[[int], bytes]:
-        return lease.model.llm.tokenizer.piece
+        """Also called when the model is leased no more, and may be unloaded."""
+        return lease.model.guarded(lease.model.llm.tokenizer.piece)
 
 
 def _params(body: Body) -> SamplingParams:
@@ -494,6 +495,10 @@ def _unheard(output: Output) -> None:
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else llm.decode(prompt)
+
+
+def _pieces(llm: LLM, tokens: Sequence[int]) -> list[str]:
+    return [llm.tokenizer.piece(token).decode("utf-8", "replace") for token in tokens]
 
 
 def _never(taken: int) -> NoReturn:

@@ -98,7 +98,8 @@ class Writer(Protocol):
         """Events after the last output."""
 
     def whole(self) -> dict[str, Any]:
-        """The response, once it is complete."""
+        """The response, once it is complete; large values in it may be functions that make them
+        (`json_parts.encoded`)."""
 
     def facts(self) -> dict[str, Any]:
         """For the log: how many tokens, how fast."""

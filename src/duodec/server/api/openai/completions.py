@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from duodec.core.sampling.logprobs import Logprob
@@ -143,7 +144,7 @@ class CompletionsWriter(ABC):
         return {
             "index": index,
             **self._content(state),
-            "logprobs": self._all_logprobs(state) if has_logprobs else None,
+            "logprobs": partial(self._all_logprobs, state) if has_logprobs else None,
             "finish_reason": shapes.finish_reason(state.done, state.parts.calls),
             **({"token_ids": state.done.finished.tokens} if self._body.return_token_ids else {}),
         }
@@ -155,8 +156,8 @@ class CompletionsWriter(ABC):
         """vLLM's field, where it was requested."""
         if (num_tops := self._body.prompt_logprobs) is None:
             return {}
-        told = shapes.prompt_logprobs(state.prompt_logprobs, self._piece, num_tops)
-        return {"prompt_logprobs": told}
+        known = state.prompt_logprobs
+        return {"prompt_logprobs": partial(shapes.prompt_logprobs, known, self._piece, num_tops)}
 
     def _prompt_tokens(self, state: _ChoiceState) -> dict[str, Any]:
         """vLLM's field, where it was requested."""
