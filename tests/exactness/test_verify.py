@@ -128,6 +128,8 @@ def test_a_fault_once_in_500_tokens_is_found(
     [
         (["http://127.0.0.1:1"], "does not list its models"),
         (["ftp://127.0.0.1:1"], "is no address of a server"),
+        (["http://[::1"], "is no address of a server"),
+        (["http://127.0.0.1:99999"], "is no address of a server"),
         (["http://a", "smollm2"], "name one URL, two URLs, or one model"),
         (["http://a", "--checks", "gredy"], "did you mean greedy"),
         (["http://127.0.0.1:1", "-c", "512"], "options of a model"),

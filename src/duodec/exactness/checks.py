@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 from duodec.exactness import prompts
 from duodec.exactness.audit import Audit, Check
@@ -19,10 +19,12 @@ from duodec.exactness.judging import (
     logprobs_agree,
     missing,
 )
+from duodec.server.http.json_limits import parse
 
 _SAMPLED = {"temperature": 0.8, "seed": 7}
 _NUM_EVENTS = 5  # of a stream, until its client is gone
 _MOST_TURN_TOKENS = 48
+_MOST_FAULTS, _MOST_SHOWN = 3, 2000  # of a response: its calls' faults, its characters
 
 
 def greedy(audit: Audit) -> Iterator[Finding]:
@@ -177,13 +179,14 @@ def _valid(case: Case, response: Response, again: Callable[[], Response] | None)
     assert isinstance(reply, Reply)
     if reply.finish == "length":
         return Finding(*about, SAME, "cut off by the limit of tokens")
-    faults = [fault for call in reply.calls for fault in _faults(call)]
+    faults = [*islice((fault for call in reply.calls for fault in _faults(call)), _MOST_FAULTS)]
+    shown = reply.text[:_MOST_SHOWN]
     if again is None and not reply.calls:
-        return Finding(*about, NOT_SERVED, "a text came although a call is required", reply.text)
+        return Finding(*about, NOT_SERVED, "a text came although a call is required", shown)
     if faults and again is not None and again().reply == reply:
-        return Finding(*about, SAME, f"the model's own: {'; '.join(faults)}", reply.text)
+        return Finding(*about, SAME, f"the model's own: {'; '.join(faults)}", shown)
     if faults:
-        return Finding(*about, WRONG, "; ".join(faults), reply.text)
+        return Finding(*about, WRONG, "; ".join(faults), shown)
     words = f"{len(reply.calls)} valid calls" if reply.calls else "a text, no call"
     return Finding(*about, SAME, words)
 
@@ -202,12 +205,12 @@ def _faults(call: Call) -> Iterator[str]:
         None,
     )
     if schema is None:
-        yield f"there is no tool {call.name!r}"
+        yield f"there is no tool {call.name[:80]!r}"
         return
     try:
-        arguments = json.loads(call.arguments)
-    except ValueError:
-        yield f"the arguments of {call.name} are no JSON: {call.arguments[:80]!r}"
+        arguments = parse(call.arguments)
+    except ValueError as error:
+        yield f"the arguments of {call.name} are no JSON ({error}): {call.arguments[:80]!r}"
         return
     properties = schema["properties"]
     if not isinstance(arguments, dict) or arguments.keys() != properties.keys():
@@ -216,4 +219,4 @@ def _faults(call: Call) -> Iterator[str]:
     for name, value in arguments.items():
         kind = properties[name]
         if not isinstance(value, _KINDS[kind["type"]]) or value not in kind.get("enum", [value]):
-            yield f"{name} of {call.name} is {value!r}"
+            yield f"{name} of {call.name} is {value!r:.80}"

@@ -8,7 +8,6 @@ other; a token that is clearly less likely than another is no completion of this
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,7 +20,6 @@ FAILED, NOT_SERVED = "failed", "not served"
 FAULTS = frozenset({WRONG, DIFFERS, FAILED})
 
 _WINDOW = 60  # characters shown around the place where texts part
-_LAST_WORD = re.compile(r"\s*\S*\Z")
 _NUM_MORE = 32  # tokens that lead from the last blank both texts share past where they part
 
 
@@ -235,7 +233,9 @@ def _first_difference(left: str, right: str) -> int:
 
 def _last_blank(text: str, end: int) -> int:
     """Where the last word before ``end`` begins, its blanks included: there tokens begin, too."""
-    return len(_LAST_WORD.sub("", text[:end]))
+    head = text[:end]
+    word = head.rsplit(None, 1)[-1] if head.strip() else ""
+    return len(head.removesuffix(word).rstrip())
 
 
 def logprobs_agree(
