@@ -20,8 +20,8 @@ from duodec.server.errors import ApiError, api_error, not_served
 from duodec.server.http.guard import guarded, too_large
 from duodec.server.http.intake import Workers
 from duodec.server.http.json_limits import parse_object
-from duodec.server.http.owners import owner_of
 from duodec.server.http.json_parts import encoded
+from duodec.server.http.owners import owner_of
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
 from duodec.server.logs import log
 from duodec.server.metrics import CONTENT_TYPE
