@@ -26,6 +26,7 @@ from stress import wire_attacks as wire
 from stress.grammar_shapes import SHAPES
 
 _LEAVE_S = 1.0  # after which those who post leave
+_ANSWER_S = 60.0  # after which those do who wait for an answer
 _NUM_LORISES = 1000
 _CONTROL = "<|im_end|>"
 
@@ -202,6 +203,60 @@ async def nested_metadata(host: str, port: int) -> str:
     return await _post(host, port, json.dumps(_NESTED).encode(), path="/v1/responses")
 
 
+_NUM_STEPS, _NUM_WALKS, _NUM_VALUES = 13, 40, 36_000
+
+
+def _call(number: int, call_id: Any, arguments: str) -> list[Any]:
+    call = {"type": "function_call", "call_id": call_id, "name": "x", "arguments": arguments}
+    return [call, {"type": "function_call_output", "call_id": f"{number}", "output": "x"}]
+
+
+async def _respond(host: str, port: int, body: bytes) -> tuple[str, str | None]:
+    """The status of a response, and its id."""
+    reader, writer = await asyncio.open_connection(host, port, limit=1 << 23)
+    try:
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        said = await wire.within(_ANSWER_S, reader.read())
+    finally:
+        writer.close()
+    status, content = _status(said), said.partition(b"\r\n\r\n")[2]
+    return status, json.loads(content)["id"] if status == "200" else None
+
+
+async def _converse(host: str, port: int, items: Callable[[int], Any]) -> str:
+    """A conversation, step after step, then small requests that all go on from its last one."""
+    name: str | None = None
+    ended = Counter[str]()
+    for number in range(_NUM_STEPS):
+        earlier = {"previous_response_id": name} if name else {}
+        body = {"input": items(number), "max_output_tokens": 1, **earlier}
+        status, found = await _respond(host, port, json.dumps(body).encode())
+        ended[status] += 1
+        name = found or name
+    if name:
+        last = {"input": "x", "max_output_tokens": 1, "previous_response_id": name}
+        walks = [_respond(host, port, json.dumps(last).encode()) for _ in range(_NUM_WALKS)]
+        ended.update([status for status, _ in await asyncio.gather(*walks)])
+    return " ".join(f"{status}: {count}" for status, count in sorted(ended.items()))
+
+
+async def stored_texts(host: str, port: int) -> str:
+    """Texts, which are what a conversation should hold."""
+    return await _converse(host, port, lambda number: "word " * 50)
+
+
+async def stored_arguments(host: str, port: int) -> str:
+    """Many values in the arguments of calls, which some templates do not show."""
+    values = json.dumps([0] * _NUM_VALUES)
+    return await _converse(host, port, lambda number: _call(number, f"{number}", values))
+
+
+async def stored_ids(host: str, port: int) -> str:
+    """Ids of calls that are arrays of many values."""
+    return await _converse(host, port, lambda number: _call(number, [0] * _NUM_VALUES, "{}"))
+
+
 async def endless_number(host: str, port: int) -> str:
     """A number that no response can repeat."""
     return await _post(host, port, _ENDLESS, path="/v1/responses")
@@ -226,6 +281,9 @@ ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at 
     (shaped_grammars, 2),
     (large_grammars, 2),
     (nested_metadata, 2),
+    (stored_texts, 1),
+    (stored_arguments, 1),
+    (stored_ids, 1),
     (endless_number, 1),
     (private_characters, 1),
     (wire.deaf_metrics, 1),
@@ -284,7 +342,7 @@ async def attack(
         while True:
             try:
                 how = await one(host, port)
-            except OSError as error:
+            except (OSError, asyncio.TimeoutError) as error:
                 how = type(error).__name__
             ended[f"{one.__name__} {how}"] += 1
             await asyncio.sleep(10 * pause_s if one is slow_loris else pause_s)
