@@ -42,15 +42,18 @@ def _no_draft(method: str | None, why: str) -> BadOption:
 def open_llm(
     pair: ResolvedPair, *, on_warning: Callable[[str], None], is_quiet: bool = False
 ) -> LLM:
-    """Open a command's engine and say what memory it takes; the caller closes it."""
+    """Open a command's engine; the caller closes it."""
     from duodec import llm
 
     names = " and ".join(name for name in (pair.name, pair.draft_name) if name)
     with status(f"loading {names}", is_quiet=is_quiet), interrupted_at_once():
-        opened = llm.load(pair, on_warning=on_warning)
-    if opened.memory and not is_quiet:
+        return llm.load(pair, on_warning=on_warning)
+
+
+def say_memory(opened: LLM) -> None:
+    """Say what memory an engine takes, if that was estimated."""
+    if opened.memory:
         say_dim(memory_line(opened.memory))
-    return opened
 
 
 def memory_line(use: MemoryUse) -> str:

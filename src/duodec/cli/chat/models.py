@@ -54,6 +54,8 @@ class ChatModels:
     def _load(self, pair: ResolvedPair) -> None:
         target = pair.config.target
         llm = opening.open_llm(pair, on_warning=self.on_warning, is_quiet=self.is_quiet)
+        if not self.is_quiet:
+            opening.say_memory(llm)
         if llm.tokenizer.chat_template is None and not self.is_raw:
             llm.close()
             raise BadOption(

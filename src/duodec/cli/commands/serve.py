@@ -15,7 +15,7 @@ import typer
 from duodec.cli import opening, options
 from duodec.cli.commands.ps import announced
 from duodec.cli.help import Command
-from duodec.cli.output import say, say_dim, warn
+from duodec.cli.output import say, warn
 from duodec.cli.spelling import UsageError
 from duodec.core.sampling.parameters import fields_of
 from duodec.core.sampling.sampler import SamplingParams
@@ -113,8 +113,7 @@ def source_of(name: str, models: Mapping[str, EngineConfig], method: str) -> Sou
 
     def load(taken: int) -> LLM:
         opened = llm.load(pair(), on_warning=warn, taken_bytes=taken)
-        if opened.memory:
-            say_dim(opening.memory_line(opened.memory))
+        opening.say_memory(opened)
         return opened
 
     def may_load(taken: int) -> bool:
