@@ -44,6 +44,7 @@ class EngineOptions(TypedDict, total=False):
     no_mmap: bool
     threads: int | None
     draft_threads: int | None
+    draft_device: str
     draft_window: int | None
     draft_head: int | None
     draft_weights: str
