@@ -162,7 +162,7 @@ def assert_drawn_like_numpy(logits: np.ndarray, queries: list[Query]) -> None:
                 wanted = query.sampler.draw(own, query.context(row))
             except (BadOption, GrammarEnded) as error:  # no token is left
                 scores = TorchScores(query, found, device[at - row :], at - row)
-                with pytest.raises(type(error), match=re.escape(str(error))):
+                with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
                     scores.draw(row)
                 at += 1
                 continue
