@@ -503,10 +503,12 @@ class LLM(_Parts):
         choice: int = 0,
         should_stop: Callable[[], bool] | None = None,
         shown: Collection[int] = (),
+        owner: str = "",
     ) -> ScheduledRequest:
         """Make a request for the scheduler. Raises BadOption and ContextExceeded.
 
         ``shown``: control tokens that are part of the text, since somebody reads them there.
+        ``owner``: whose text it is. What is cached and learned of another owner's is not used.
         """
         chosen, choice = self.method(method), whole("choice", choice)
         if choice < 0:
@@ -532,6 +534,7 @@ class LLM(_Parts):
             stream=TextStream(self._piece(shown), tuple(params.stop)),
             num_logprobs=params.logprobs,
             num_prompt_logprobs=params.prompt_logprobs,
+            owner=owner,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
         return ScheduledRequest(request, chosen, say, full=full, should_stop=should_stop)

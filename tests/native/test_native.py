@@ -124,10 +124,10 @@ def sources(seed: int) -> tuple[list[Source], Mixer]:
         mixer=mixer(dice),
     )
     for _ in range(dice.choice([0, 5, 200])):
-        memory.rows.add(tuple(tokens(dice, dice.randint(1, 4))), candidates(dice))
+        memory.rows.of("").add(tuple(tokens(dice, dice.randint(1, 4))), candidates(dice))
     text = np.array(tokens(dice, dice.choice([1, 2, 100])), dtype=np.int32)
-    memory.earlier.extend(tokens(dice, dice.choice([0, 100])))
-    memory.earlier.end()
+    memory.earlier.of("").extend(tokens(dice, dice.choice([0, 100])))
+    memory.earlier.of("").end()
     store = FakeDatastore([tokens(dice, 200)]) if dice.random() < 0.5 else None
     params = SamplingParams(
         temperature=dice.choice([0.0, 1e-4, 0.7, 1.5]), seed=dice.randrange(1 << 64)
@@ -292,7 +292,9 @@ def test_a_node_that_is_not_there_has_no_successors() -> None:
 
 def test_objects_of_the_library_cannot_be_copied() -> None:
     """A copy would free them a second time."""
-    for kept in (Suffixes(4), RecycledRows(), TextMemory(), Handle("rows", 4)):
+    memory = TextMemory()
+    memory.rows.of("")
+    for kept in (Suffixes(4), RecycledRows(), memory, Handle("rows", 4)):
         with pytest.raises(TypeError, match="cannot be copied"):
             deepcopy(kept)
     with pytest.raises(TypeError, match="cannot be copied"):

@@ -97,7 +97,7 @@ def rows_of(memory: TextMemory, *tokens: int) -> None:
     for token in tokens:
         text = np.array([7, token], dtype=np.int32)
         query = Query(0, text, num_candidates=NUM_CANDIDATES)
-        memory.rows.add((7, token), TableTarget(MODEL).score([query])[0].candidates(0))
+        memory.rows.of("").add((7, token), TableTarget(MODEL).score([query])[0].candidates(0))
 
 
 def test_sources_of_a_sampled_text_propose_its_draws_first() -> None:
@@ -155,7 +155,7 @@ def test_fewer_forward_passes_are_needed(
 
 def test_a_draft_that_is_empty_is_judged() -> None:
     memory, text = TextMemory(), np.array([3], dtype=np.int32)
-    memory.rows.add((3,), Candidates())
+    memory.rows.of("").add((3,), Candidates())
     texts = TextSources(memory, text, sampler=sampler(1.0))
     assert selected(GivenSource({}), *texts.sources(text)).draft(4) == Draft()
     assert not selected(GivenSource({}), texts.rows(text)).tokens  # type: ignore[arg-type]

@@ -250,7 +250,7 @@ def test_refused_rows_teach_too() -> None:
         list(decode_rounds(stream, session))
     assert len(target.refused) > 20
     for context in [*target.on_path, *target.refused]:
-        order, candidates = stream.memory.rows.longest(context) or (0, Candidates())
+        order, candidates = stream.memory.rows.of("").longest(context) or (0, Candidates())
         assert order == MAX_ORDER
         assert candidates == known_after(MODEL, context)
 
@@ -285,7 +285,7 @@ def test_as_many_rows_teach_as_there_is_time_for(is_accepted: bool) -> None:
         sources.learn(
             sources.lessons(text, DRAFT, Slow(scores), end, clock=clock, budget_s=budget_s)  # type: ignore[arg-type]
         )
-        found = [memory.rows.longest(context) for context in contexts]
+        found = [memory.rows.of("").longest(context) for context in contexts]
         return [row for row, entry in enumerate(found) if entry and entry[0] == MAX_ORDER]
 
     path = [0, 3, 4] if is_accepted else [0]
@@ -320,7 +320,8 @@ def test_rows_that_are_kept_teach_the_same_when_they_are_found_later() -> None:
     TextSources(later, text).learn(lessons)
     assert found == [0, 3, 4, 1, 2]  # of the path a later row replaces an earlier one
     for context in [(6, 5, 3), (5, 3, 1), (3, 1, 2), (5, 3, 3), (3, 3, 4)]:
-        assert later.rows.longest(context) == at_once.rows.longest(context) is not None
+        found_later, found_at_once = (one.rows.of("").longest(context) for one in (later, at_once))
+        assert found_later == found_at_once is not None
 
 
 def test_scores_without_candidates_teach_nothing_and_break_nothing() -> None:
@@ -329,7 +330,7 @@ def test_scores_without_candidates_teach_nothing_and_break_nothing() -> None:
     memory = TextMemory()
     sources = TextSources(memory, text)
     sources.learn(sources.lessons(text, DRAFT, scores))
-    assert len(memory.rows) == 0
+    assert len(memory.rows.of("")) == 0
 
 
 def test_a_token_that_was_accepted_but_not_scored_teaches_nothing() -> None:
@@ -337,8 +338,8 @@ def test_a_token_that_was_accepted_but_not_scored_teaches_nothing() -> None:
     memory = TextMemory()
     sources = TextSources(memory, text)
     sources.learn(sources.lessons(text, Draft.chain([1, 2]), scores, 1))
-    assert memory.rows.longest((1, 2)) is None
-    assert memory.rows.longest((3, 1)) is not None
+    assert memory.rows.of("").longest((1, 2)) is None
+    assert memory.rows.of("").longest((3, 1)) is not None
 
 
 # --- a datastore

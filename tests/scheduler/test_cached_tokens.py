@@ -98,11 +98,12 @@ def llm_of(model: LlamaModel, vocabulary: LlamaModel, kind: str, num_slots: int)
     return llm
 
 
-def submit(llm: LLM, prompt: Sequence[int], max_tokens: int = 1) -> list[object]:
+def submit(llm: LLM, prompt: Sequence[int], max_tokens: int = 1, owner: str = "") -> list[object]:
     """What will be said of a completion by plain decoding."""
     said: list[object] = []
     params = SamplingParams(max_tokens=max_tokens)
-    llm.scheduler.submit([llm.scheduled(prompt, params, method="ar", say=said.append)])
+    entry = llm.scheduled(prompt, params, method="ar", say=said.append, owner=owner)
+    llm.scheduler.submit([entry])
     return said
 
 
@@ -205,6 +206,20 @@ def test_company_computes_no_prompt_again(counted: Counted, dense: LlamaModel) -
     run(llm)
     assert counted.num == 20 + 10
     assert [done(said).num_cached for said in both] == [399, 399]
+    llm.target.close()
+
+
+@pytest.mark.usefixtures("any_copy_pays")
+def test_cells_of_another_owner_are_computed(counted: Counted, dense: LlamaModel) -> None:
+    prompt = words(Random(5), 200)
+    llm = llm_of(dense, dense, "dense", 3)
+    submit(llm, prompt, owner="alice")
+    run(llm)
+    counted.num = 0
+    both = [submit(llm, [*prompt, 5], owner=owner) for owner in ("bob", "alice")]
+    run(llm)
+    assert [done(said).num_cached for said in both] == [0, 200]
+    assert counted.num == 201 + 1
     llm.target.close()
 
 

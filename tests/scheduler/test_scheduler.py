@@ -735,3 +735,14 @@ def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:
     scheduler._await_drafts()
     assert 0 < num_polls < 63  # not even one of each
     assert clock() - begin_s <= patience_s + 0.001
+
+
+def test_a_prompt_goes_to_no_slot_for_what_another_owner_has_there() -> None:
+    text = np.arange(10, dtype=np.int32)
+    slots = [Slot(number, TargetCache()) for number in range(3)]
+    for slot, owner, num in zip(slots, ("alice", "alice", "bob"), (2, 7, 10), strict=True):
+        slot.belong_to(owner)
+        slot.know(text[:num])
+    assert [best_slot(slots, text, owner).number for owner in ("alice", "bob", "")] == [1, 2, 0]
+    slots[2].belong_to("")
+    assert best_slot(slots[2:], text, "").num_known(text) == 0, "it has forgotten bob's"

@@ -40,7 +40,7 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
         await asyncio.Event().wait()
 
     async def run() -> None:
-        writer, outputs = await service.complete({"prompt": "hello", "stream": True})
+        writer, outputs = await service.complete({"prompt": "hello", "stream": True}, "")
         assert writer.is_streamed
         await EventStream(writer, outputs, 15.0)({}, never, never)
 

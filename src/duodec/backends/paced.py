@@ -61,6 +61,9 @@ class TargetAround(Target):
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
         return self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
 
+    def forget(self, slot: int) -> None:
+        self.target.forget(slot)
+
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         return self.launch(queries).result()
 

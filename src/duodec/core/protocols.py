@@ -223,6 +223,11 @@ class Target(Protocol):
         and which has no company or some."""
         return TargetCache(traits=self.traits)
 
+    def forget(self, slot: int) -> None:
+        """Forget the slot's text, whose owner is another than the next one's: all of that is
+        computed anew, so that no time tells what the two share. No pass is in flight."""
+        return
+
 
 @dataclass(frozen=True)
 class InThisThread:
@@ -244,6 +249,7 @@ class DraftRequest:
     text: Tokens
     plan: Plan
     sampler: Sampler = field(default_factory=Sampler)
+    owner: str = ""  # whose text it is: what a drafter knows of another's is of no use to it
 
 
 @dataclass(frozen=True)
@@ -351,6 +357,10 @@ class DraftModel(Protocol):
         where it helps; within tens of milliseconds. Whether anything was computed. With
         ``has_window``."""
         return False
+
+    def forget(self, slot: int) -> None:
+        """Forget the slot's text, as `Target.forget`."""
+        return
 
     def anew(self) -> DraftModel:
         """The same model over the same cache, which has measured nothing of itself yet."""

@@ -9,11 +9,19 @@ from ctypes import c_int64
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import NUM_CANDIDATES as NUM_CANDIDATES
 from duodec.core.protocols import Candidates
+from duodec.drafting.owners import ByOwner
 from duodec.native.library import MAX_ORDER as MAX_ORDER
 from duodec.native.library import Handle, address
 
 Adjacency = dict[int, tuple[int, ...]]
 """A token's likeliest successors, best first."""
+_MAX_ROWS = 1 << 18  # of all owners: as many as tokens in the largest vocabularies
+
+
+def adjacencies() -> ByOwner[Adjacency]:
+    """Those of each owner of texts."""
+    return ByOwner(dict, len, _MAX_ROWS)
+
 
 # The tree of 2408.08696 (release 2.2.2): how many children each node has, breadth first, its
 # root included. A node's i-th child is its token's i-th candidate. 80 nodes, 6 deep.
@@ -61,6 +69,11 @@ class RecycledRows:
     def __len__(self) -> int:
         """The number of known contexts."""
         return int(self.store.library.duodec_rows_size(self.store.address))
+
+    @classmethod
+    def by_owner(cls) -> ByOwner[RecycledRows]:
+        """Those of each owner of texts."""
+        return ByOwner(cls, len, _MAX_ROWS)
 
     def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
         """Add the row that follows ``context``, of which the last `MAX_ORDER` tokens are used."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from duodec.core.draft import Draft
 from duodec.core.sampling.sampler import Tokens
+from duodec.drafting.owners import ByOwner
 from duodec.native.library import Handle, address
 
 _MAX_TOKENS = 1 << 18
@@ -45,7 +46,8 @@ class Suffixes:
         """``max_depth``: tokens of a match, and of its continuation, at most; each sequence takes
         so many tokens more. When a sequence ends with more than ``max_tokens`` in all, the older
         half is forgotten."""
-        self._max_depth = max_depth
+        self._max_depth, self._max_tokens = max_depth, max_tokens
+        self.num_cells = max_depth  # of its memory: tokens, and what parts sequences
         self._store = Handle("suffixes", max_depth, max_tokens)
 
     def __len__(self) -> int:
@@ -56,11 +58,20 @@ class Suffixes:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append to the current sequence."""
         store, added = self._store, array("i", tokens)
+        self.num_cells += len(added)
         store.library.duodec_suffixes_extend(store.address, address(added), len(added))
 
     def end(self) -> None:
         """End the current sequence; the next token begins another."""
         self._store.library.duodec_suffixes_end(self._store.address)
+        self.num_cells += self._max_depth
+        if self.num_cells > self._max_tokens:
+            self.num_cells = self._max_depth + self.num_cells - self.num_cells // 2
+
+    @classmethod
+    def by_owner(cls, max_depth: int) -> ByOwner[Suffixes]:
+        """Those of each owner, who together have as much memory as one has alone."""
+        return ByOwner(lambda: cls(max_depth), lambda store: store.num_cells, _MAX_TOKENS)
 
     def speculate(
         self, text: Tokens, factor: float, min_share: float, depth: int | None = None

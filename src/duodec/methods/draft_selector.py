@@ -114,7 +114,9 @@ class DraftSelector:
         request = self._request
         if not request.takes_turns or isinstance(request.drafter, NoDrafter):
             return 0
-        known = self._texts.memory.drafted.get(request.slot, _NOTHING)
+        owner, known = self._texts.memory.drafted.get(request.slot, ("", _NOTHING))
+        if owner != request.owner:
+            return len(request.text)
         return len(request.text) - common_prefix(known, request.text)
 
     def best(self) -> Generator[Need, Any, Offer]:
@@ -166,7 +168,7 @@ class DraftSelector:
                 break
             if reading_s and not self._num_late:  # or some of it was read before
                 request.costs.observe_read(num_new, max(0.0, waited_s - step_s))
-            self._texts.memory.drafted[request.slot] = text
+            self._texts.memory.drafted[request.slot] = request.owner, text
             self._num_late = 0
             offer = self._offer(self._cursor, offer.others, request.remaining)
         return replace(offer, promised=total, without_waiting=without_waiting) if total else offer

@@ -24,7 +24,8 @@ class Method(ABC):
     reads_off_path: ClassVar[bool] = False
     """It reads distributions or rows off the text, which a replayed text does not have."""
     learns: ClassVar[bool] = False
-    """Later requests are drafted with what earlier ones taught."""
+    """Later requests are drafted with what earlier ones taught. What tells of a text is used for
+    requests of the same ``owner`` only (`duodec.drafting.owners`)."""
 
     @property
     def takes_draft_model(self) -> bool:

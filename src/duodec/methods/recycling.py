@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from duodec.core.draft import Draft
 from duodec.core.protocols import Scores
 from duodec.core.sampling.sampler import Tokens
-from duodec.drafting.recycling import NUM_CANDIDATES, Adjacency, recycled
+from duodec.drafting.owners import ByOwner
+from duodec.drafting.recycling import NUM_CANDIDATES, Adjacency, adjacencies, recycled
 from duodec.methods.loops import serial
 from duodec.methods.method import Method
 from duodec.methods.request import Loop, Request
@@ -21,16 +22,18 @@ class TokenRecycling(Method):
     reads_off_path = True
     learns = True
 
-    adjacency: Adjacency = field(default_factory=dict)
+    adjacencies: ByOwner[Adjacency] = field(default_factory=adjacencies)
 
     def decode(self, request: Request) -> Loop:
+        adjacency = self.adjacencies.of(request.owner)
+
         def propose(request: Request) -> Draft:
-            return recycled(self.adjacency, int(request.text[-1]))
+            return recycled(adjacency, int(request.text[-1]))
 
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             scored = (int(text[-1]), *draft.tokens)[: scores.num_rows]
             for row, token in enumerate(scored):
                 if successors := scores.candidates(row).tokens:
-                    self.adjacency[token] = successors
+                    adjacency[token] = successors
 
         return serial(request, propose, learn=learn, num_candidates=NUM_CANDIDATES)

@@ -131,6 +131,7 @@ class Request:
     stream: TextStream | None = None  # makes text of the tokens
     num_logprobs: int | None = None  # alternatives for each token; None: no logprobs
     num_prompt_logprobs: int | None = None  # the same, of the prompt's tokens
+    owner: str = ""  # whose text it is: what was learned of another's is not used for it
 
     def __post_init__(self) -> None:
         self._buffer = np.empty(self.capacity, dtype=np.int32)
@@ -192,7 +193,7 @@ class Request:
         if pending:
             text = np.concatenate([text, np.array(pending.tokens, dtype=np.int32)])
         self._looked = None
-        self.drafter.submit(DraftRequest(self.slot, text, plan, self.sampler))
+        self.drafter.submit(DraftRequest(self.slot, text, plan, self.sampler, self.owner))
 
     def peek(self) -> Drafted:
         """The draft that was asked for, as far as it is now."""

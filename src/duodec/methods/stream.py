@@ -53,7 +53,9 @@ class Stream(Method):
             # a drafter that rests while the target computes has nothing to lose by being waited
             # for, and shows what it is worth only then
             planner.patience, planner.busy, planner.prior = 1.0, 0.0, HOPED
-        texts = TextSources(self.memory, request.text, request.datastore, request.sampler)
+        texts = TextSources(
+            self.memory, request.text, request.datastore, request.sampler, request.owner
+        )
         try:
             yield from streaming(request, planner, self.plan, texts, self.governor(request))
         finally:

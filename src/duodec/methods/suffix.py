@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from duodec.core.draft import Draft
+from duodec.drafting.owners import ByOwner
 from duodec.drafting.suffix import Suffixes
 from duodec.methods.loops import serial
 from duodec.methods.method import Method
@@ -23,22 +24,22 @@ class SuffixDecoding(Method):
 
     factor: float = 1.0  # draft tokens a matched token
     min_share: float = 0.1
-    earlier: Suffixes = field(default_factory=lambda: Suffixes(_MAX_DEPTH))
+    earlier: ByOwner[Suffixes] = field(default_factory=lambda: Suffixes.by_owner(_MAX_DEPTH))
 
     def decode(self, request: Request) -> Loop:
-        own = Suffixes(_MAX_DEPTH)
+        own, earlier = Suffixes(_MAX_DEPTH), self.earlier.of(request.owner)
         num_prompt = len(request.text)
 
         def propose(request: Request) -> Draft:
             own.extend(request.text[len(own) :].tolist())
             speculations = [
                 store.speculate(request.text, self.factor, self.min_share)
-                for store in (own, self.earlier)
+                for store in (own, earlier)
             ]
             return max(speculations, key=lambda speculation: speculation.score).draft
 
         try:
             yield from serial(request, propose)
         finally:
-            self.earlier.extend(request.text[num_prompt:].tolist())
-            self.earlier.end()
+            earlier.extend(request.text[num_prompt:].tolist())
+            earlier.end()

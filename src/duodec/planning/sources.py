@@ -13,6 +13,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates, Datastore, Scores
 from duodec.core.sampling.sampler import Sampler, Tokens
 from duodec.drafting.continuations import most_frequent
+from duodec.drafting.owners import ByOwner
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
@@ -155,17 +156,17 @@ Source = TreeSource | RowSource | MatchSource | StoredSource | HeadSource
 
 @dataclass(frozen=True)
 class TextMemory:
-    """What outlives a completion: earlier ones, the target's rows, and how often each source was
-    right."""
+    """What outlives a completion: earlier ones and the target's rows, of which each owner has its
+    own, and how often each source was right."""
 
-    earlier: Suffixes = field(default_factory=lambda: Suffixes(_MAX_DEPTH))
+    earlier: ByOwner[Suffixes] = field(default_factory=lambda: Suffixes.by_owner(_MAX_DEPTH))
     own_matches: MatchHistory = field(
         default_factory=lambda: MatchHistory(Kind.OWN_TEXT, _OWN_EXPECTED)
     )
     earlier_matches: MatchHistory = field(
         default_factory=lambda: MatchHistory(Kind.EARLIER_TEXTS, _EARLIER_EXPECTED)
     )
-    rows: RecycledRows = field(default_factory=RecycledRows)
+    rows: ByOwner[RecycledRows] = field(default_factory=RecycledRows.by_owner)
     by_order: tuple[Acceptance, ...] = field(
         default_factory=lambda: (
             Acceptance.doubting(_AFTER_ONE),
@@ -176,8 +177,9 @@ class TextMemory:
     heads: Acceptance = field(default_factory=Acceptance)
     beside_others: Supplement = field(default_factory=Supplement)  # the target's heads
     mixer: Mixer = field(default_factory=Mixer)
-    drafted: dict[int, Tokens] = field(default_factory=dict)
-    """By slot, the last text that a draft model in turns has read: cached, unless it has died."""
+    drafted: dict[int, tuple[str, Tokens]] = field(default_factory=dict)
+    """By slot, the last text that a draft model in turns has read, and its owner: cached, unless it
+    has died."""
     decoding: Rate = field(default_factory=lambda: Rate(_FADE))
     """The seconds for which a completion is decoded, of each."""
 
@@ -193,9 +195,11 @@ class TextSources:
         text: Tokens,
         datastore: Datastore | None = None,
         sampler: Sampler | None = None,
+        owner: str = "",
     ) -> None:
         """With ``sampler``, of which the noise is then known, draws are foreseen by it."""
         self.memory = memory
+        self._earlier, self._rows = memory.earlier.of(owner), memory.rows.of(owner)
         self._datastore = datastore
         self._sampler = None if sampler is None or sampler.params.is_greedy else sampler
         self._own = Suffixes(_MAX_DEPTH)
@@ -213,7 +217,7 @@ class TextSources:
         found: list[Source] = [rows]
         stores = (
             (self._own, self.memory.own_matches),
-            (self.memory.earlier, self.memory.earlier_matches),
+            (self._earlier, self.memory.earlier_matches),
         )
         for store, history in stores:
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
@@ -234,7 +238,7 @@ class TextSources:
         """The target's rows alone, at the end of a text."""
         end = tuple(text[-MAX_ORDER:].tolist())
         coupling = self._coupling(len(text))
-        return RowSource(self.memory.rows, self.memory.by_order, end, coupling)
+        return RowSource(self._rows, self.memory.by_order, end, coupling)
 
     def _coupling(self, position: int) -> Coupling | None:
         return None if self._sampler is None else Coupling(self._sampler, position)
@@ -276,9 +280,9 @@ class TextSources:
         for context, find in lessons:
             candidates = find()
             if candidates.tokens:
-                self.memory.rows.add(context, candidates)
+                self._rows.add(context, candidates)
 
     def end(self, text: Tokens) -> None:
         """The completion is over."""
-        self.memory.earlier.extend(text[self._num_prompt :].tolist())
-        self.memory.earlier.end()
+        self._earlier.extend(text[self._num_prompt :].tolist())
+        self._earlier.end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from duodec.core.events import Delta, Finished, FinishReason
@@ -47,7 +47,7 @@ class ScheduledRequest:
         self.deadline_s = 0.0  # of a `Wait`
         self.part: Tokens | None = None  # of a long prompt, in the next forward pass
         self.num_computed = 0  # tokens of the prompt, so far
-        self.sources: tuple[Slot, ...] = ()  # from which its prompt may be copied
+        self.others: tuple[Slot, ...] = ()  # slots that a target copies from
         self.num_restarts = 0  # of the drafter, before
         self.first_s: float | None = None
         self.finish_s = self.arrive_s
@@ -68,8 +68,8 @@ class ScheduledRequest:
         if self.part is not None:
             query = Query(request.slot, self.part, sampler=request.sampler)
         cache = self.slot.cache.number
-        if self.sources and self.first_s is None:
-            return replace(query, cache=cache, sources=tuple(own.number for own in self.sources))
+        if self.others and self.first_s is None:
+            return replace(query, cache=cache, sources=tuple(own.number for own in self._sources()))
         return replace(query, cache=cache) if cache else query
 
     def is_long(self, num_chunk: int | None) -> bool:
@@ -92,9 +92,13 @@ class ScheduledRequest:
 
     def _num_known(self, text: Tokens) -> int:
         """Tokens of a text that its slot's cache holds, or the target copies there."""
-        if not self.sources:
+        if not self.others:
             return self.slot.num_in_cache(text)
-        return max(own.num_known(text) for own in (self.slot, *self.sources))
+        return max(own.num_known(text) for own in (self.slot, *self._sources()))
+
+    def _sources(self) -> Iterator[Slot]:
+        """Other slots from which its prompt may be copied: their owner may change meanwhile."""
+        return (other for other in self.others if other.owner == self.request.owner)
 
     def has_prefill(self, query: Query, num_known: int) -> bool:
         """Whether a query computes more than a round's tokens, where ``num_known`` of its text were

@@ -217,7 +217,7 @@ class Scheduler:
                 entry = self.waiting.pop([own for own, num in taken.items() if num >= most])
                 if entry is None:  # all were aborted meanwhile, or have as many as they may
                     return
-                entry.slot = best_slot(idle, entry.request.text)
+                entry.slot = best_slot(idle, entry.request.text, entry.request.owner)
                 entry.request.slot = entry.slot.number
                 self.running.append(entry)
                 self.running.sort(key=lambda entry: entry.slot.number)
@@ -226,10 +226,13 @@ class Scheduler:
     def _begin(self, entry: ScheduledRequest) -> None:
         request, slot = entry.request, entry.slot
         self._settle()
+        if slot.owner != request.owner:
+            slot.belong_to(request.owner)
+            self.target.forget(slot.number)
         self._choose_cache(entry)
         entry.start_s = self.clock()
         if self.target.traits.copies_texts:
-            entry.sources = tuple(own for own in self.slots if own is not slot)
+            entry.others = tuple(own for own in self.slots if own is not slot)
         entry.num_restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)

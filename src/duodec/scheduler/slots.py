@@ -17,6 +17,7 @@ class Slot:
     def __init__(self, number: int, cache: TargetCache) -> None:
         self.number = number
         self.cache = cache  # that computes what follows
+        self.owner = ""  # of the texts that it holds
         self._known: dict[int, Tokens] = {}  # by cache
 
     @property
@@ -37,19 +38,27 @@ class Slot:
         known = self._known.get(self.cache.number)
         return 0 if known is None else common_prefix(known, text)
 
+    def belong_to(self, owner: str) -> None:
+        """Texts of another owner are not known any more."""
+        self._known.clear()
+        self.owner = owner
+
     def num_known(self, text: Tokens) -> int:
         """Tokens of a text that one of its caches holds."""
         return max((common_prefix(known, text) for known in self._known.values()), default=0)
 
 
-def best_slot(idle: Iterable[Slot], text: Tokens) -> Slot:
-    """The slot that knows most of a prompt. Where none knows half of it, the first, which has
-    learned most and whose neighbours at the target share its forward passes; but a short prompt
-    leaves a long conversation there, and takes the slot that knows least."""
+def best_slot(idle: Iterable[Slot], text: Tokens, owner: str = "") -> Slot:
+    """The slot that knows most of a prompt, among those of its owner and empty ones; others know
+    nothing of it. Where none knows half of it, the first, which has learned most and whose
+    neighbours at the target share its forward passes; but a short prompt leaves a long conversation
+    there, and takes the slot that knows least."""
     slots = sorted(idle, key=lambda slot: slot.number)
-    best = max(slots, key=lambda slot: slot.num_known(text))
-    if 2 * best.num_known(text) >= len(text):
+    own = [slot for slot in slots if slot.owner == owner or not slot.num_cached]
+    best = max(own, key=lambda slot: slot.num_known(text), default=None)
+    if best is not None and 2 * best.num_known(text) >= len(text):
         return best
+    slots = own or slots
     if slots[0].num_cached <= _MUCH_LONGER * len(text):
         return slots[0]
     return min(slots, key=lambda slot: slot.num_cached)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,11 +16,10 @@ from starlette.types import ASGIApp
 from duodec.errors import DuodecError
 from duodec.server.api.ollama.listing import API_VERSION
 from duodec.server.errors import ApiError, api_error, not_served
-from duodec.server.http.guard import guarded, too_large
+from duodec.server.http.guard import HOLDER, guarded, too_large
 from duodec.server.http.intake import Workers
 from duodec.server.http.json_limits import parse_object
 from duodec.server.http.json_parts import encoded
-from duodec.server.http.owners import owner_of
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
 from duodec.server.logs import log
 from duodec.server.metrics import CONTENT_TYPE
@@ -34,7 +32,8 @@ _PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # where it i
 _NUM_ENCODERS = 2  # threads
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
-Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared | dict[str, Any]]]
+Prepare = Callable[[Mapping[str, Any], str], Awaitable[Prepared | dict[str, Any]]]
+"""Of a body, and of the holder of the key that came with it."""
 Compute = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -52,7 +51,7 @@ class Routes:
         return await self._serve(request, self._service.complete)
 
     async def respond(self, request: Request) -> Response:
-        return await self._serve(request, partial(self._service.respond, self._owner(request)))
+        return await self._serve(request, self._service.respond)
 
     async def message(self, request: Request) -> Response:
         return await self._serve(request, self._service.message)
@@ -85,12 +84,12 @@ class Routes:
         return await self._computed(request, self._service.detokenize)
 
     async def response(self, request: Request) -> Response:
-        stored = self._service.store.get(self._owner(request), request.path_params["name"])
+        stored = self._service.store.get(request.scope[HOLDER], request.path_params["name"])
         return Response(stored.response, media_type="application/json")
 
     async def forget(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self._service.store.delete(self._owner(request), name)
+        self._service.store.delete(request.scope[HOLDER], name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def models(self, request: Request) -> Response:
@@ -115,7 +114,8 @@ class Routes:
         return JSONResponse(self._service.props(request.query_params.get("model")))
 
     async def slots(self, request: Request) -> Response:
-        return JSONResponse(self._service.slots(request.query_params.get("model")))
+        name, holder = request.query_params.get("model"), request.scope[HOLDER]
+        return JSONResponse(self._service.slots(name, holder))
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(chat_page(), headers={"content-security-policy": content_policy()})
@@ -130,15 +130,12 @@ class Routes:
 
     # --- parts
 
-    def _owner(self, request: Request) -> str:
-        return owner_of(request.headers, self._service.settings.api_keys)
-
     async def _serve(self, request: Request, prepare: Prepare) -> Response:
         data = await self._body(request)
         intake = self._service.intake
 
         async def work() -> Prepared | dict[str, Any]:
-            return await prepare(await intake.run(parse_object, data))
+            return await prepare(await intake.run(parse_object, data), request.scope[HOLDER])
 
         late: list[OutputCollector] = []  # that nobody waited for any more
 

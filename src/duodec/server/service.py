@@ -41,6 +41,7 @@ from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
 from duodec.server.errors import ApiError, bad_field, unavailable
 from duodec.server.http.intake import Intake
 from duodec.server.http.json_limits import TooMuch
+from duodec.server.http.owners import owner_of
 from duodec.server.http.streams import Prepared
 from duodec.server.metrics import Meters
 from duodec.server.models.loaded import UNLOADED, LoadedModel, ModelLease
@@ -53,6 +54,7 @@ from duodec.server.settings import Settings
 _B = TypeVar("_B", bound=Object)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_STAY_SHARE = 0.25  # of a request's time: for so long it may wait for another's model
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
 
@@ -69,7 +71,11 @@ class Service:
         self.store = Store()
         self._load = LoadMeter()
         sources = sources or {settings.model: Source(_never, method=settings.method)}
-        self.models = Models(sources, settings.num_models, self._started)
+        self.models = Models(
+            sources, settings.num_models, self._started,
+            most_stay_s=_STAY_SHARE * settings.timeout_s,
+            most_waiting=settings.num_slots + settings.num_queued // 2,
+        )  # fmt: skip
         self._lock = FairLock() if len(sources) > 1 else None
         self._is_started = self._is_closing = False
         self._watch()
@@ -166,10 +172,11 @@ class Service:
         busy = round(self._load.look(), 2)  # of other programs, since somebody last asked
         return {"model": name, "state": self.state, "busy_cores": busy, **found}
 
-    def slots(self, name: str | None) -> list[dict[str, Any]]:
-        """What each slot of a model works at. Raises ApiError for one that does not exist."""
+    def slots(self, name: str | None, holder: str | None) -> list[dict[str, Any]]:
+        """What each slot of a model works at, as far as it is this holder's to know. Raises
+        ApiError for a model that does not exist."""
         model = self.models.get(self.named(name))
-        return model.slots() if model else []
+        return model.slots(holder) if model else []
 
     # --- requests
 
@@ -191,48 +198,48 @@ class Service:
         is_any = len(self.models.names) == 1 and not self.settings.strict_model
         return self.settings.model if is_any else self.named(name)
 
-    async def chat(self, body: Mapping[str, Any]) -> Prepared:
+    async def chat(self, body: Mapping[str, Any], holder: str) -> Prepared:
         """A request of ``/v1/chat/completions``. Raises ApiError and what the model refuses."""
         chat = await self._validated(ChatBody, body, "messages")
         async with self._leased(chat.model) as lease:
-            scheduled, parts = await self._scheduled_chat(lease.model, chat, chat.shown)
+            scheduled, parts = await self._scheduled_chat(lease.model, chat, chat.shown, holder)
             prompts, piece = _prompts(scheduled), self._piece(lease)
             writer = ChatWriter(chat, lease.model.name, prompts, piece, parts)
             return writer, self._collector(lease, scheduled, chat)
 
-    async def respond(self, owner: str, body: Mapping[str, Any]) -> Prepared:
-        """A request of ``/v1/responses``, which goes on from its owner's responses only. Raises
+    async def respond(self, body: Mapping[str, Any], holder: str) -> Prepared:
+        """A request of ``/v1/responses``, which goes on from its holder's responses only. Raises
         ApiError and what the model refuses."""
         own = await self._validated(ResponsesBody, body, "input")
-        earlier = self._earlier(owner, own.previous_response_id)
+        earlier = self._earlier(holder, own.previous_response_id)
         begun = await self.intake.run(self._begun, own.shown, earlier)
 
         def remember(response: dict[str, Any], message: Message) -> None:
             if own.store:
                 with suppress(TooMuch):  # nobody could go on from it
-                    self.store.add(owner, response, Turn.of([message], begun))
+                    self.store.add(holder, response, Turn.of([message], begun))
 
         async with self._leased(own.model) as lease:
             before = await self.intake.run(earlier.read) if earlier else []
             messages = [*own.system, *before, *own.shown]
-            scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages)
+            scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages, holder)
             writer = ResponseWriter(
                 own, lease.model.name, len(scheduled[0].request.prompt), parts, self._piece(lease),
                 lease.model.num_tokens, remember,
             )  # fmt: skip
             return writer, self._collector(lease, scheduled, own)
 
-    async def message(self, body: Mapping[str, Any]) -> Prepared:
+    async def message(self, body: Mapping[str, Any], holder: str) -> Prepared:
         """A request of ``/v1/messages``. Raises ApiError and what the model refuses."""
         own = await self._validated(MessagesBody, body, "messages")
         async with self._leased(own.model) as lease:
             messages = [*own.preamble, *own.shown]
-            scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages)
+            scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages, holder)
             num_prompt_tokens = len(scheduled[0].request.prompt)
             writer = MessageWriter(own, lease.model.name, num_prompt_tokens, parts)
             return writer, self._collector(lease, scheduled, own)
 
-    async def complete(self, body: Mapping[str, Any]) -> Prepared:
+    async def complete(self, body: Mapping[str, Any], holder: str) -> Prepared:
         """A request of ``/v1/completions``. Raises ApiError and what the model refuses."""
         own = await self._validated(CompletionBody, body, "prompt")
         params = await self.intake.run(_params, own)
@@ -243,7 +250,7 @@ class Service:
             scheduled: list[ScheduledRequest] = []
             for prompt in own.prompt:
                 tokens = await self._run(model, llm.tokens_of, prompt)
-                scheduled += await self._scheduled(model, own, params, tokens)
+                scheduled += await self._scheduled(model, own, params, tokens, holder)
             parts = [Parts(None, 0) for _ in scheduled]
             prompts, piece = _prompts(scheduled), self._piece(lease)
             writer = TextWriter(own, model.name, prompts, piece, parts)
@@ -254,17 +261,19 @@ class Service:
 
     # --- Ollama's requests
 
-    async def converse(self, body: Mapping[str, Any]) -> Prepared | dict[str, Any]:
+    async def converse(self, body: Mapping[str, Any], holder: str) -> Prepared | dict[str, Any]:
         """A request of ``/api/chat``. Raises ApiError and what the model refuses."""
-        return await self._for_ollama(await self._validated(OllamaChatBody, body, "messages"),
-                                      as_message)  # fmt: skip
+        own = await self._validated(OllamaChatBody, body, "messages")
+        return await self._for_ollama(own, holder, as_message)
 
-    async def generate(self, body: Mapping[str, Any]) -> Prepared | dict[str, Any]:
+    async def generate(self, body: Mapping[str, Any], holder: str) -> Prepared | dict[str, Any]:
         """A request of ``/api/generate``. Raises ApiError and what the model refuses."""
-        return await self._for_ollama(await self._validated(GenerateBody, body, "prompt"),
-                                      as_response)  # fmt: skip
+        own = await self._validated(GenerateBody, body, "prompt")
+        return await self._for_ollama(own, holder, as_response)
 
-    async def _for_ollama(self, own: OllamaBody, said: Said) -> Prepared | dict[str, Any]:
+    async def _for_ollama(
+        self, own: OllamaBody, holder: str, said: Said
+    ) -> Prepared | dict[str, Any]:
         async with self._leased(own.model) as lease:
             model, llm, name = lease.model, lease.model.llm, tagged(lease.model.name)
             own.check_context(llm.num_context)
@@ -273,12 +282,13 @@ class Service:
                 return {**head(name), **said("", "", ()), "done": True, "done_reason": "load"}
             text = own.text(has_template=llm.tokenizer.chat_template is not None)
             if text is None:
-                scheduled, (parts,) = await self._scheduled_chat(model, own, own.shown)
+                scheduled, (parts,) = await self._scheduled_chat(model, own, own.shown, holder)
             else:
                 await self._run(model, model.prompt_limits.check_text, text)
                 tokens = await self._run(model, llm.tokens_of, text)
                 params = await self.intake.run(_params, own)
-                scheduled, parts = await self._scheduled(model, own, params, tokens), Parts(None, 0)
+                scheduled = await self._scheduled(model, own, params, tokens, holder)
+                parts = Parts(None, 0)
             num_tokens = len(scheduled[0].request.prompt)
             writer = OllamaWriter(own, name, num_tokens, parts, self._piece(lease), said)
             return writer, self._collector(lease, scheduled, own)
@@ -401,7 +411,7 @@ class Service:
         return await self.intake.run(model.guarded(call), *args, **kwargs)
 
     async def _scheduled_chat(
-        self, model: LoadedModel, body: Conversation, messages: list[Message]
+        self, model: LoadedModel, body: Conversation, messages: list[Message], holder: str
     ) -> tuple[list[ScheduledRequest], list[Parts]]:
         """The requests of a chat, and the parts of the response to each."""
         tools, chat_format = body.offered, model.chat_format
@@ -412,7 +422,8 @@ class Service:
         end = chat_format.end_of(tokens)
         grammar = await self._run(model, chat_format.grammar, expected, end)
         params = await self.intake.run(body.sampling, grammar)
-        scheduled = await self._scheduled(model, body, params, tokens, chat_format.shown(tools))
+        shown = chat_format.shown(tools)
+        scheduled = await self._scheduled(model, body, params, tokens, holder, shown)
         is_certain = bool(expected.calls)
         readers = [chat_format.reader(tools, end, is_certain=is_certain) for _ in scheduled]
         return scheduled, [Parts(reader, body.most_calls) for reader in readers]
@@ -436,6 +447,7 @@ class Service:
         body: Body,
         params: SamplingParams,
         tokens: list[int],
+        holder: str,
         shown: Collection[int] = (),
     ) -> list[ScheduledRequest]:
         """The requests of a prompt, one a choice, the first of which scores the prompt where its
@@ -448,11 +460,20 @@ class Service:
 
         def made() -> list[ScheduledRequest]:
             method = model.method_for(body.speculation)
+            owner = owner_of(holder, body.cache_salt)
             each = [params]
             if body.num_choices > 1:
                 each += [replace(params, prompt_logprobs=None)] * (body.num_choices - 1)
             return [
-                llm.scheduled(tokens, own, method=method, say=_unheard, choice=choice, shown=shown)
+                llm.scheduled(
+                    tokens,
+                    own,
+                    method=method,
+                    say=_unheard,
+                    choice=choice,
+                    shown=shown,
+                    owner=owner,
+                )
                 for choice, own in enumerate(each)
             ]
 

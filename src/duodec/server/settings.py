@@ -74,8 +74,8 @@ class Settings:
         float, _seconds("Seconds between two requests of a connection.", "--idle-timeout")
     ] = 75.0
     api_keys: Annotated[tuple[str, ...], Parameter(
-        "Ask clients for this key (Authorization: Bearer KEY); several may be given.", "Access",
-        ("--api-key",), "KEY"
+        "Ask clients for this key (Authorization: Bearer KEY); several may be given, one a user. "
+        "Without it, one user is assumed.", "Access", ("--api-key",), "KEY"
     )] = ()  # fmt: skip
     prompt_log: Annotated[str | None, Parameter(
         "Keep the messages of every chat in this file, as prompts for `duodec distill`; "

@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -116,6 +117,27 @@ class Dying:
 
 
 @dataclass
+class ForgetfulModel(DraftModel):
+    """Drafts the number of times that it forgot a slot's text."""
+
+    num_forgotten: Counter[int]
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        row = np.zeros(TABLE.num_vocab, dtype=np.float32)
+        row[self.num_forgotten[query.slot]] = 9.0
+        return [row for _ in query.rows]
+
+    def forget(self, slot: int) -> None:
+        self.num_forgotten[slot] += 1
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    def load(self) -> DraftModel:
+        return ForgetfulModel(Counter())
+
+
+@dataclass
 class FailingModel(DraftModel):
     """Raises after texts that end with token 0."""
 
@@ -199,6 +221,17 @@ def test_slots_take_turns(start: Start) -> None:
     assert 3 <= len(drafter.poll(1).draft) <= 20
     drafter.cancel(1)
     drafter.cancel(2)
+
+
+def test_a_slot_that_gets_another_owner_is_forgotten(start: Start) -> None:
+    drafter = start(Forgetful())
+    owners = ["", "alice", "alice", "bob", "alice"]
+    told = []
+    for slot in (0, 1):
+        for owner in owners:
+            asked = replace(request(PROMPT, Chain(1), slot), owner=owner)
+            told.append(finished(drafter, asked).draft.tokens)
+    assert told == [(0,), (1,), (1,), (2,), (3,)] * 2
 
 
 @pytest.mark.parametrize("stop", ["supersede", "cancel"])

@@ -197,6 +197,42 @@ def test_a_conversation_reads_only_what_is_new(model: LlamaModel) -> None:
             assert (moved == last_row(alone, query(other))[0]).all()
 
 
+def test_a_text_that_is_forgotten_is_read_again_from_no_checkpoint(model: LlamaModel) -> None:
+    dice = np.random.default_rng(1)
+    text, other = ([int(t) for t in dice.integers(100, 40000, 80)] for _ in range(2))
+    with closing(target_of(model, num_slots=2)) as target:
+        last_row(target, query(text[:40]))
+        (row,) = last_row(target, query(text))
+        target.forget(0)
+        before = target.num_computed
+        (again,) = last_row(target, query(text))
+        assert target.num_computed - before == len(text)
+        assert (again == row).all()
+        target.forget(0)
+        last_row(target, query(other))
+        (moved,) = last_row(target, query([*other[:50], *text[:9]]))  # no state of ``text`` is left
+        with closing(target_of(model)) as alone:
+            assert (moved == last_row(alone, query([*other[:50], *text[:9]]))[0]).all()
+
+
+def test_a_recurrent_draft_forgets_a_text_and_gives_its_state_away_without_it(
+    hybrid: LlamaModel,
+) -> None:
+    text = np.random.default_rng(1).integers(5, 60, 80).astype(np.int32)
+    with closing(LlamaRecurrentDraft(hybrid, num_context=600, num_threads=1)) as drafting:
+
+        def read(slot: int) -> int:
+            before = drafting.num_computed
+            drafting.rows(RowQuery(slot, text, Draft(), (0,)))
+            return drafting.num_computed - before
+
+        assert read(0) == len(text)
+        assert read(0) <= 1
+        drafting.forget(0)
+        assert read(0) == len(text)
+        assert read(1) == len(text), "there is one state, and it was the other slot's"
+
+
 def test_conversations_of_several_requests_read_only_what_is_new(hybrid: LlamaModel) -> None:
     """Four turns each of three at once, with drafts that are partly refused."""
     dice = np.random.default_rng(8)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
+from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.protocols import Query, RowQuery
 from duodec.core.traits import TargetCache
 from duodec.models import resolve
 
@@ -83,3 +86,49 @@ def test_caches_that_are_opened_later_take_no_more_threads_than_the_others(
         contexts = [target.trees(slot).context for slot in range(3)]
         assert [own.num_threads for own in contexts] == [1, 1, 1]
         assert [own.num_prompt_threads for own in contexts] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+@pytest.mark.parametrize("cache", [0, 1])
+def test_a_slot_that_forgets_computes_anew(model: LlamaModel, num_slots: int, cache: int) -> None:
+    """Of each cache that a text was in; other slots keep theirs."""
+    text = np.arange(100, 140, dtype=np.int32)
+    slots = range(num_slots)
+    with closing(LlamaTarget(model, num_slots=num_slots, num_context=64, num_threads=1)) as target:
+
+        def computed(slot: int) -> int:
+            handles = [trees.context for trees in target._trees.values()]
+            parts = [*handles, *([target._chains] if target._chains else [])]
+            counts: list[int] = []
+            with pytest.MonkeyPatch.context() as patch:
+                for part in parts:
+                    fill = part._batch.fill
+
+                    def noted(entries: list[Entry], fill: Any = fill) -> None:
+                        counts.append(len(entries))
+                        fill(entries)
+
+                    patch.setattr(part._batch, "fill", noted)
+                target.score([Query(slot, text, cache=cache)])
+            return sum(counts)
+
+        for slot in slots:
+            target.score([Query(slot, text, cache=cache)])
+        assert [computed(slot) for slot in slots] == [1] * num_slots
+        target.forget(0)
+        assert [computed(slot) for slot in slots] == [len(text), *[1] * (num_slots - 1)]
+
+
+def test_a_draft_that_forgets_reads_anew(model: LlamaModel) -> None:
+    text = np.arange(100, 140, dtype=np.int32)
+    drafting = LlamaDraftModel(model, num_context=256, num_threads=1, num_texts=2)
+    with closing(drafting):
+
+        def read(slot: int) -> int:
+            before = drafting.num_computed
+            drafting.rows(RowQuery(slot, text, Draft(), (0,)))
+            return drafting.num_computed - before
+
+        assert [read(0), read(1), read(0)] == [40, 40, 1]
+        drafting.forget(0)
+        assert [read(1), read(0), read(0)] == [1, 40, 1]

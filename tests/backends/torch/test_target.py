@@ -311,6 +311,17 @@ def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == [1]
 
 
+def test_a_slot_that_forgets_computes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of("llama", num_rows=32)
+    counts = count_lines(target, monkeypatch)
+    text = random_text(64)
+    logits(target, query_of(text, num_prompt=64))
+    assert counts == [32, 32]
+    target.forget(0)
+    logits(target, query_of(text, num_prompt=64))
+    assert counts == [32, 32] * 2
+
+
 def test_an_abandoned_prompt_is_known_as_far_as_it_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

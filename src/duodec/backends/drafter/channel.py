@@ -90,14 +90,14 @@ class Failure:
 
 
 def pack_request(known: Tokens, text: Tokens, shape: bytes) -> bytes:
-    """``text`` as its difference from ``known``, and the pickled plan and sampler."""
+    """``text`` as its difference from ``known``, and the pickled plan, sampler and owner."""
     keep = common_prefix(known, text)
     tail = np.ascontiguousarray(text[keep:], dtype=np.int32).tobytes()
     return b"".join((_REQUEST.pack(keep, len(tail)), tail, shape))
 
 
 def unpack_request(known: Tokens, body: bytes) -> tuple[Tokens, bytes]:
-    """The text and the pickled plan and sampler."""
+    """The text and the pickled plan, sampler and owner."""
     keep, num_bytes = _REQUEST.unpack_from(body)
     tail = np.frombuffer(body, np.int32, num_bytes // 4, _REQUEST.size)
     return np.concatenate([known[:keep], tail]), body[_REQUEST.size + num_bytes :]

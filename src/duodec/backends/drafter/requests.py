@@ -24,6 +24,7 @@ from duodec.core.protocols import Drafted, DraftRequest, Plan
 from duodec.core.sampling.sampler import Distribution, Sampler, Tokens
 
 _NOTHING = np.empty(0, dtype=np.int32)
+_Shape = tuple[Plan, Sampler, str]  # a request without its text
 
 
 @dataclass
@@ -101,7 +102,7 @@ class Requests:
         self._queue: dict[int, _Message] = {}  # at most one a slot
         self._silence = Silence()
         self._busy_s = 0.0  # of the child, as last heard
-        self._last_shape: tuple[Plan | None, Sampler | None, bytes] = (None, None, b"")
+        self._last_shape: tuple[_Shape | None, bytes] = None, b""
         self._steps, self._chunks = Pace(), Pace()
 
     def ask(self, request: DraftRequest) -> None:
@@ -177,11 +178,12 @@ class Requests:
             self._silence.end(is_more_owed=is_owed)
 
     def _shape(self, request: DraftRequest) -> bytes:
-        """The pickled plan and sampler: most requests have those of the one before."""
-        plan, sampler, shape = self._last_shape
-        if request.plan is not plan or request.sampler is not sampler:
-            shape = pickle.dumps((request.plan, request.sampler), pickle.HIGHEST_PROTOCOL)
-            self._last_shape = request.plan, request.sampler, shape
+        """The pickled plan, sampler and owner: most requests have those of the one before."""
+        last, shape = self._last_shape
+        own = request.plan, request.sampler, request.owner
+        if last is None or own[0] is not last[0] or own[1] is not last[1] or own[2] != last[2]:
+            shape = pickle.dumps(own, pickle.HIGHEST_PROTOCOL)
+            self._last_shape = own, shape
         return shape
 
     def _put(self, slot: int, message: _Message) -> None:

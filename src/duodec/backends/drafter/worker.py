@@ -78,6 +78,7 @@ class Worker:
         self._active: dict[int, _ActiveRequest] = {}  # by slot, whose turn it is first
         self._texts: dict[int, Tokens] = {}  # by slot, the last one received
         self._seen: dict[int, Tokens] = {}  # by slot, the last one read
+        self._owners: dict[int, str] = {}  # by slot, whose text that is
         self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
         self._wide: dict[int, int] = {}  # slots that may read older text -> their last epoch
         self._current: _ActiveRequest | None = None
@@ -139,14 +140,22 @@ class Worker:
         text, shape = unpack_request(self._texts.get(frame.slot, _NOTHING), frame.body)
         self._texts[frame.slot] = text
         try:
-            plan, sampler = pickle.loads(shape)  # noqa: S301  from our parent
+            plan, sampler, owner = pickle.loads(shape)  # noqa: S301  from our parent
         except Exception as error:  # noqa: BLE001  a plan whose module this process cannot import
             self._send(Kind.ERROR, frame.slot, frame.epoch, Failure.of(error))
             return
         self._wide[frame.slot] = frame.epoch
         self._active[frame.slot] = _ActiveRequest(
-            frame.epoch, DraftRequest(frame.slot, text, plan, sampler)
+            frame.epoch, DraftRequest(frame.slot, text, plan, sampler, owner)
         )
+
+    def _own(self, slot: int, owner: str) -> None:
+        """The slot's text is this owner's from now on; of another's, nothing stays known."""
+        if self._owners.get(slot, "") != owner:
+            self._seen.pop(slot, None)
+            self._masks.pop(slot, None)
+            self._model.forget(slot)
+        self._owners[slot] = owner
 
     def _turn(self, active: _ActiveRequest) -> None:
         """Read the request's text, or take one step of its draft."""
@@ -179,6 +188,7 @@ class Worker:
         """Read a long text, all but its last token, whose row the first step wants; a few new
         tokens go with that step. Whether it took a turn of its own."""
         slot, text = active.request.slot, active.request.text
+        self._own(slot, active.request.owner)
         active.start_s = perf_counter()
         is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
         if is_long:

@@ -210,6 +210,10 @@ class TorchTarget(Target):
             heads_share=self._heads.num_params / self._network.num_params if self._heads else 0.0,
         )
 
+    def forget(self, slot: int) -> None:
+        (memo,) = self._slots.of([slot])
+        memo.cut(0)
+
     def launch(self, queries: Sequence[Query]) -> Launched:
         """`queued` where the device computes while the host goes on."""
         return self.queued(queries) if self._queue.is_cuda else InThisThread(self, queries)

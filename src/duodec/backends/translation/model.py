@@ -143,6 +143,10 @@ class TranslatedModel(Wrapped):
             for reading, moved in zip(readings, moves, strict=True)
         ]
 
+    def forget(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+        super().forget(slot)
+
     def _slot(self, number: int) -> _Slot:
         if number not in self._slots:
             specials = self._words.of_target.tolist()

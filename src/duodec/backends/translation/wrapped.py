@@ -21,6 +21,9 @@ class Wrapped(DraftModel):
     def widen(self, slot: int, *, is_idle: bool) -> bool:
         return self.model.widen(slot, is_idle=is_idle)
 
+    def forget(self, slot: int) -> None:
+        self.model.forget(slot)
+
     def compute_alone(self, is_alone: bool) -> None:
         self.model.compute_alone(is_alone)
 

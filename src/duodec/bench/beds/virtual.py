@@ -141,6 +141,9 @@ class PricedModel(DraftModel):
         """Prefill more of a slot's text, if the model has a window and that is due."""
         return self._metered.widen(slot, is_idle=is_idle)
 
+    def forget(self, slot: int) -> None:
+        self._metered.forget(slot)
+
 
 class _Meter(Wrapped):
     """Adds up what the forward passes of a model cost."""

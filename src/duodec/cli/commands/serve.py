@@ -92,12 +92,13 @@ def serve(
     logs.set_up(_log_format(log_format))
     sock = process.listen(settings)
     service = Service(settings, sources)
-    say(f"serving {', '.join(models)} at {_url(sock.getsockname())}, loading; Ctrl-C ends it")
+    url, whom = _url(sock.getsockname()), "" if settings.api_keys else " for one user,"
+    say(f"serving {', '.join(models)} at {url},{whom} loading; Ctrl-C ends it")
     if not settings.is_loopback and not settings.api_keys:
         warn(
             f"anybody who reaches {settings.host} can use this server; require a key with --api-key"
         )
-    with announced(settings.model, _url(sock.getsockname())):
+    with announced(settings.model, url):
         process.serve(service, sock)
 
 

@@ -41,7 +41,7 @@ from duodec.server.api.fields import (
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import TooMuch, parse
 
-MAX_CHOICES, MAX_DRAFT, MAX_LOGPROBS = 64, 80, 20
+MAX_CHOICES, MAX_DRAFT, MAX_LOGPROBS, MAX_SALT = 64, 80, 20, 1024
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _FORMATS = ("text", "json_object", "json_schema")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
@@ -85,6 +85,12 @@ def _base_name(name: str) -> str:
 def _speculation(value: Any) -> Any:
     """True: as the server does by default; false: plain decoding."""
     return {} if value is True else {"max_draft": 0} if value is False else value
+
+
+def _salt(value: str) -> str:
+    if not 1 <= len(value) <= MAX_SALT:
+        raise refused(f"has {len(value)} characters; use 1 to {MAX_SALT}")
+    return value
 
 
 def _choices(value: list[Any]) -> list[str]:
@@ -170,6 +176,7 @@ class Body(Sampling):
     speculation: Annotated[Speculation, BeforeValidator(_speculation)] = Speculation()
     structured_outputs: StructuredOutputs = StructuredOutputs()
     schema_objects: Annotated[StrictStr, one_of(("closed", "open"))] = "closed"
+    cache_salt: Annotated[StrictStr, AfterValidator(_salt)] | None = None
 
     @property
     def sampled(self) -> Sampling:

@@ -17,13 +17,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duodec.server.errors import ApiError
-from duodec.server.http.owners import key_of
+from duodec.server.http.owners import NOBODY, holder_of, key_of
 from duodec.server.logs import facts, log
 from duodec.server.settings import Settings
 
 Refusal = Callable[[Exception, str], Response]
 """How a client is told what went wrong, at a path."""
 
+HOLDER = "duodec.holder"  # in a request's scope: whose key came with it; None: nobody's
 _PROTECTED = ("/v1/", "/api/", "/tokenize", "/detokenize")
 # what clients ask for whose address of the server lacks /v1
 _WITHOUT_VERSION = re.compile(
@@ -100,10 +101,11 @@ class Guard:
         facts.set({"id": sent.request_id})
         try:
             self._check_host(headers.getlist("host"))
+            scope[HOLDER] = self._holder(headers)
             if scope["method"] == "OPTIONS":  # and no browser's question about a page
                 await Response(status_code=204)(scope, receive, sent)
             else:
-                self._check(path, headers)
+                self._check(path, headers, scope[HOLDER])
                 await self._app(scope, receive, sent)
         except Exception as error:  # noqa: BLE001  every client gets a response
             if not sent.has_begun:  # otherwise it was told, and written down, further inside
@@ -116,7 +118,7 @@ class Guard:
                 }},
             )  # fmt: skip
 
-    def _check(self, path: str, headers: Headers) -> None:
+    def _check(self, path: str, headers: Headers, holder: str | None) -> None:
         """Raises ApiError for whom we do not know."""
         origin = headers.get("origin")
         if origin is not None and not self._is_allowed(origin, headers.get("host", "")):
@@ -124,8 +126,12 @@ class Guard:
                 403, f"pages of {origin[:200]} may not ask this server; allow them with "
                 "--cors-origin", code="forbidden",
             )  # fmt: skip
-        if path.startswith(_PROTECTED) and self._settings.api_keys:
-            self._check_key(headers)
+        if path.startswith(_PROTECTED) and holder is None:
+            raise ApiError(
+                401, "the API key is missing or wrong; send Authorization: Bearer KEY",
+                kind="authentication_error", code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._settings.max_body_bytes:
             raise too_large(self._settings.max_body_bytes)
@@ -148,17 +154,15 @@ class Guard:
                 "with --cors-origin https://NAME", code="forbidden",
             )  # fmt: skip
 
-    def _check_key(self, headers: Headers) -> None:
+    def _holder(self, headers: Headers) -> str | None:
+        """Whose key it is that came; None: nobody's, and keys are asked for."""
+        if not self._settings.api_keys:
+            return NOBODY
         given = key_of(headers).encode("utf-8", "replace")
         keys = [known.encode() for known in self._settings.api_keys]
         # all of them are compared, in constant time: nothing is learned from how long it takes
         is_known = sum(hmac.compare_digest(given, known) for known in keys) > 0
-        if not is_known:
-            raise ApiError(
-                401, "the API key is missing or wrong; send Authorization: Bearer KEY",
-                kind="authentication_error", code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )  # fmt: skip
+        return holder_of(given.decode()) if is_known else None
 
     def _is_allowed(self, origin: str, host: str) -> bool:
         origins = self._settings.cors_origins

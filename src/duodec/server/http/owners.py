@@ -1,11 +1,12 @@
-"""Tell the API keys of requests, and whose request one is."""
+"""Tell whose a request's texts are: those of an API key, or of a salt of its own under it."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from hashlib import sha256
 
 from starlette.datastructures import Headers
+
+NOBODY = ""  # where no keys are asked for: one user is assumed
 
 
 def key_of(headers: Headers) -> str:
@@ -16,8 +17,15 @@ def key_of(headers: Headers) -> str:
     return key.strip()
 
 
-def owner_of(headers: Headers, keys: Sequence[str]) -> str:
-    """Whose request it is: a hash of its API key. All clients of a server without keys are one."""
-    if not keys:
-        return ""
-    return hashlib.sha256(key_of(headers).encode("utf-8", "replace")).hexdigest()
+def holder_of(key: str) -> str:
+    """The holder of a key, as it is known inside: no key is kept beyond the door."""
+    return _digest(key)
+
+
+def owner_of(holder: str, salt: str | None) -> str:
+    """The owner of the texts of a request by this holder, which may have a salt."""
+    return holder if salt is None else f"{holder}:{_digest(salt)}"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

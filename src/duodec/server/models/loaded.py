@@ -53,12 +53,14 @@ class LoadedModel:
         intake: Intake,
         meters: Meters,
         lock: AbstractContextManager[None] | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.name, self.llm = name, llm
+        self.clock = clock
         self.chat_format = ChatFormat.of(llm.tokenizer)
         self.method = method  # where a request names none; None: the default
         self.num_leases = 0  # requests that use it, from their preparation to their last output
-        self.used_s = monotonic()
+        self.used_s = clock()
         self.mapped_bytes = _mapped_bytes(llm)
         self._lock = Lock()
         self._num_calls = 0  # of other threads, which go on when their request has ended
@@ -164,15 +166,18 @@ class LoadedModel:
             },
         }
 
-    def slots(self) -> list[dict[str, Any]]:
-        """What each slot works at; texts are not shown."""
-        return [
-            {
-                "id": i, "is_processing": entry is not None, "n_cached": num_cached,
-                **(progress(entry.counts) if entry else {}),
-            }
-            for i, (entry, num_cached) in enumerate(self.scheduler.slots)
-        ]  # fmt: skip
+    def slots(self, owner: str | None) -> list[dict[str, Any]]:
+        """What each slot works at; texts are not shown, and of others' not even how long they
+        are."""
+        found = []
+        for i, (entry, slot) in enumerate(self.scheduler.slots):
+            shown: dict[str, Any] = {"id": i, "is_processing": entry is not None}
+            if slot.owner == owner:
+                shown["n_cached"] = slot.num_cached
+            if entry is not None and entry.request.owner == owner:
+                shown |= progress(entry.counts)
+            found.append(shown)
+        return found
 
 
 class ModelLease:
@@ -187,7 +192,7 @@ class ModelLease:
         if self._is_open:
             self._is_open = False
             self.model.num_leases -= 1
-            self.model.used_s = monotonic()
+            self.model.used_s = self.model.clock()
 
 
 def _mapped_bytes(llm: LLM) -> int:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from sys import maxsize
+from time import monotonic
 
 from duodec.errors import DuodecError
 from duodec.llm import LLM
 from duodec.machine.cores import available_cores, keep_to
-from duodec.server.errors import FINAL, ApiError
+from duodec.server.errors import FINAL, ApiError, busy
 from duodec.server.http.intake import Workers
 from duodec.server.logs import log
 from duodec.server.models.loaded import LoadedModel, ModelLease
+from duodec.server.models.residence import Residence
 
 _LOOK_S = 0.02  # between two looks at whether a model's last request has ended
 
@@ -35,8 +39,10 @@ class Models:
     """The models of a server by name, ``most`` of them in memory at once.
 
     A request for a model that is not loaded waits until it is. All requests that wait for one model
-    are served once it is there; models are loaded in the order in which they were first asked for,
-    and a model that must make space finishes what it has begun, but begins nothing more.
+    are served once it is there; models are loaded in the order in which they were first asked for.
+    A model that must make space may stay for a while first, ``most_stay_s`` at most (`Residence`).
+    Then it finishes what it has begun, but begins nothing more. ``most_waiting`` requests wait for
+    one model at most: the rest of the queue is for those of others.
     """
 
     def __init__(
@@ -44,11 +50,17 @@ class Models:
         sources: Mapping[str, Source],
         most: int,
         serve: Callable[[str, LLM, str | None], LoadedModel],
+        *,
+        most_stay_s: float = inf,
+        most_waiting: int = maxsize,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._sources = dict(sources)
         self._most = most
         self._serve = serve
         self._loaded: dict[str, LoadedModel] = {}
+        self._clock, self._most_waiting = clock, most_waiting
+        self._residence = Residence(most_stay_s, clock)
         self._leaving: str | None = None  # it takes no new requests
         self._waiting: dict[str, list[asyncio.Future[ModelLease]]] = {}
         self._work: asyncio.Task[None] | None = None
@@ -104,14 +116,21 @@ class Models:
     def load_now(self, name: str, llm: LLM | None = None) -> None:
         """Load a model, or serve this one by that name, before there are clients. Raises what is
         wrong with it."""
+        begin_s = self._clock()
         self._loaded[name] = self._started(name, llm)
+        self._residence.begin(name, self._clock() - begin_s)
         self._has_begun = True
 
     async def lease(self, name: str) -> ModelLease:
-        """A lease of this model, once it is loaded. Raises ApiError if it cannot be loaded."""
+        """A lease of this model, once it is loaded. Raises ApiError if it cannot be loaded, or if
+        too many wait for it."""
         model = self._loaded.get(name)
         if model is not None and name != self._leaving:
             return model.lease()
+        if self._num_waiting(name) >= self._most_waiting:
+            raise busy(
+                5, f"{self._most_waiting} requests wait for '{name}' to be loaded; ask later"
+            )
         future: asyncio.Future[ModelLease] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(future)
         if self._work is None or self._work.done():
@@ -149,31 +168,46 @@ class Models:
             if self._loaded and (len(self._loaded) >= self._most or not fits):
                 await self._unload_for(name)
             else:
-                self._loaded[name] = await self._worker.run(self._started, name)
+                begin_s = self._clock()
+                model = await self._worker.run(self._started, name)
+                self._residence.begin(name, self._clock() - begin_s)
+                self._loaded[name] = model
                 log.info("loaded", extra={"facts": {"model": name}})
 
     def _is_awaited(self, name: str) -> bool:
         """Some request for this model has not left."""
-        return any(not future.done() for future in self._waiting[name])
+        return self._num_waiting(name) > 0
+
+    def _num_waiting(self, name: str) -> int:
+        """Requests for this model that have not left."""
+        return sum(not future.done() for future in self._waiting.get(name, ()))
 
     @property
     def _taken_bytes(self) -> int:
         return sum(model.mapped_bytes for model in self.loaded)
 
     async def _unload_for(self, name: str) -> None:
-        """Unload the model that has been idle for the longest, once there is one; until then the
-        one that was used the longest ago takes nothing new."""
+        """Unload a guest, or the model that has been idle for the longest, once one has stayed for
+        its time and is idle; until then the one that was used the longest ago takes nothing new."""
+        residence = self._residence
+
+        def order(model: LoadedModel) -> tuple[bool, bool, bool, float]:
+            stays, is_guest = residence.stays(model), residence.is_guest(model)
+            return stays, not is_guest, model.is_busy, model.used_s
+
         try:
             while True:
-                model = min(self.loaded, key=lambda model: (model.is_busy, model.used_s))
-                self._leaving = model.name
+                model = min(self.loaded, key=order)
+                may_leave = not residence.stays(model)
+                self._leaving = model.name if may_leave else None
                 if not self._is_awaited(name):
                     return
-                if model.end():
+                if may_leave and model.end():
                     break
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._leaving = None
+        residence.end(model, is_awaited=self._is_awaited(model.name))
         del self._loaded[model.name]
         self._past = (
             self._past[0] + model.scheduler.num_forwards,

@@ -11,6 +11,7 @@ from duodec.errors import BadOption
 from duodec.scheduler.outputs import Failed
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.slots import Slot
 from duodec.server.errors import busy, unavailable
 
 
@@ -64,11 +65,11 @@ class SchedulerThread:
         return self._scheduler.num_forwards
 
     @property
-    def slots(self) -> list[tuple[ScheduledRequest | None, int]]:
-        """By slot, what runs there, and how many tokens of a text it has not forgotten."""
+    def slots(self) -> list[tuple[ScheduledRequest | None, Slot]]:
+        """By slot, what runs there."""
         with self._scheduler.changed:
             running = {request.slot.number: request for request in self._scheduler.running}
-        return [(running.get(s.number), s.num_cached) for s in self._scheduler.slots]
+        return [(running.get(slot.number), slot) for slot in self._scheduler.slots]
 
     # --- requests
 

@@ -147,6 +147,11 @@ class LlamaDraftModel(DraftModel):
         self.window.observe_reading(num_read, self.clock() - start_s)
         return num_read > 0
 
+    def forget(self, slot: int) -> None:
+        self._origins.pop(slot, None)
+        self._tracks.pop(slot, None)
+        self.context.forget(slot)
+
     def _within_positions(self, slot: int, text: Tokens) -> Tokens:
         """The text, or its first tokens and what can be given positions of the rest."""
         if len(text) <= self._num_positions:

@@ -93,6 +93,10 @@ class LlamaRecurrentDraft(DraftModel):
             found.append((self._row(slot, whole) if len(path) else own)[: self._num_vocab])
         return found
 
+    def forget(self, slot: int) -> None:
+        if slot in self._slots:
+            self._forget(self._slots[slot])
+
     def mask(self, grammar: Grammar) -> Mask:
         """The grammar on this vocabulary. Raises BadOption."""
         return self._masks.mask(grammar)
@@ -124,8 +128,14 @@ class LlamaRecurrentDraft(DraftModel):
             own = len(self._slots)
         else:
             own = self._slots.pop(next(iter(self._slots)))
+            self._forget(own)
         self._slots[slot] = own
         return own
+
+    def _forget(self, own: int) -> None:
+        """What a state was made of; it may have been another owner's text."""
+        self._begins.pop(own, None)
+        self.target.forget(own)
 
     def _within_window(self, slot: int, text: Tokens) -> Tokens:
         """The text without its beginning, where all of it would take long to read or is too long;

@@ -178,7 +178,7 @@ class LlamaChains(Target):
             self._decode(entries)
         except BaseException:
             for slot in works:
-                self._forget(slot)
+                self.forget(slot)
             raise
         places: dict[int, slice] = {}
         num_rows = 0
@@ -204,13 +204,13 @@ class LlamaChains(Target):
 
     def make_room(self, slot: int, text: Tokens) -> Place:
         """Forget a slot's text; the caller copies ``text`` to the place that is returned."""
-        self.drop(slot)
+        self.forget(slot)
         self._held[slot] = text
         return self.place(slot)
 
-    def drop(self, slot: int) -> None:
-        """Forget a slot's text."""
-        self._forget(slot)
+    def forget(self, slot: int) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
+        self._held.pop(slot, None)
 
     def close(self) -> None:
         if self.handle:
@@ -234,10 +234,6 @@ class LlamaChains(Target):
         self._lib.llama_memory_seq_rm(self._memory, slot, begin, -1)
         return begin
 
-    def _forget(self, slot: int) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
-        self._held.pop(slot, None)
-
     def _pad(self, works: Collection[Work], num_rows: int) -> None:
         """Read all of the texts but their last tokens, so that the pass after it has its rows.
         ``on_chunk`` may raise; what was read by then is held."""
@@ -247,7 +243,7 @@ class LlamaChains(Target):
                 try:
                     self._decode(work.part(min(num_left, NUM_BATCH)))
                 except BaseException:
-                    self._forget(slot)
+                    self.forget(slot)
                     raise
                 self._held[slot] = text[: work.begin]
                 if num_left > NUM_BATCH:

@@ -135,9 +135,10 @@ class LlamaContext:
         """Forget a slot's text; the caller copies ``text`` to the place that is returned."""
         return Place(self.handle, self.part(slot).make_room(text))
 
-    def drop(self, slot: int) -> None:
-        """Forget a slot's text."""
-        self.part(slot).drop()
+    def forget(self, slot: int) -> None:
+        """Forget a slot's text and its trees."""
+        if slot in self._slots:
+            self._slots.pop(slot).drop()
 
     def start_at(self, slot: int, text: Tokens, begin: int) -> None:
         """Forget a slot's text; of ``text``, tokens from ``begin`` on will be read."""

@@ -47,7 +47,7 @@ class Holder(Protocol):
     def make_room(self, slot: int, text: Tokens) -> Place:
         """Forget what the slot holds; ``text`` will lie there."""
 
-    def drop(self, slot: int) -> None:
+    def forget(self, slot: int) -> None:
         """Forget what the slot holds."""
 
 
@@ -67,7 +67,7 @@ def copy_text(
     place = target.make_room(to_slot, text)
     memory = lib.llama_get_memory(place.handle)
     if not _copy(lib, origin, place) or not lib.llama_memory_seq_rm(memory, place.seq, end, -1):
-        target.drop(to_slot)
+        target.forget(to_slot)
         return False
     return True
 

@@ -181,6 +181,10 @@ class LlamaHead(ABC):
         else:
             text.put(entry.position, entry.token, state)
 
+    def forget(self, slot: int) -> None:
+        """Forget what is known of a slot's text."""
+        self._texts.pop(self._sequence(slot), None)
+
     def after(self, query: Query, tokens: Sequence[int]) -> Successors:
         """What the layer says follows a query's text and the tokens of its verdict."""
         known = self._texts[self._sequence(query.slot)]

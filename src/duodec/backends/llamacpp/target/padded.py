@@ -88,6 +88,10 @@ class LlamaPadded(LlamaChains):
     def traits(self) -> TargetTraits:
         return replace(super().traits, widths=self.widths)
 
+    def forget(self, slot: int) -> None:
+        super().forget(slot)
+        self._num_read.pop(slot, None)
+
     def _begin(self, query: Query, num_computed: dict[int, int]) -> _Pass:
         """Start the forward pass of a query, and count what it computes of the text. The rows of
         the pass before are lost."""
@@ -97,7 +101,7 @@ class LlamaPadded(LlamaChains):
             return self._continue(query, begin)
         except BaseException:
             if not self._is_known(query.slot):
-                self._forget(query.slot)
+                self.forget(query.slot)
             raise
 
     def _rows(self, begun: _Pass) -> list[Row]:
@@ -188,10 +192,6 @@ class LlamaPadded(LlamaChains):
 
     def _is_known(self, slot: int) -> bool:
         return slot in self._held
-
-    def _forget(self, slot: int) -> None:
-        super()._forget(slot)
-        self._num_read.pop(slot, None)
 
 
 def _shown(num_cells: int) -> int:

@@ -138,6 +138,11 @@ class LlamaRecurrent(LlamaChains):
         return max((one.num_tokens for one in self._states(slot) if one.num_tokens <= begin),
                    default=0)  # fmt: skip
 
+    def forget(self, slot: int) -> None:
+        super().forget(slot)
+        for known in (self._firm, self._checkpoints, self._kept):
+            known.pop(slot, None)
+
     # --- parts
 
     def _decode(self, entries: Sequence[Entry]) -> None:
@@ -145,7 +150,7 @@ class LlamaRecurrent(LlamaChains):
             super()._decode(entries)
         except BaseException:
             for slot in {slot for entry in entries for slot in entry.seqs}:
-                self._forget(slot)
+                self.forget(slot)
             raise
         self.num_computed += len(entries)
 
@@ -155,11 +160,11 @@ class LlamaRecurrent(LlamaChains):
         if begin < self._firm.get(slot, 0):
             found = max(self._states(slot), key=lambda one: one.num_tokens, default=None)
             if found is None or not self._put_back(slot, found):
-                self._forget(slot)
+                self.forget(slot)
                 return 0
             self._firm[slot] = begin = found.num_tokens
         if not self._lib.llama_memory_seq_rm(self._memory, slot, begin, -1):
-            self._forget(slot)
+            self.forget(slot)
             return 0
         return begin
 
@@ -171,11 +176,6 @@ class LlamaRecurrent(LlamaChains):
         """Drop the states of a text that is given up from here on."""
         for states in (self._checkpoints.get(slot, []), self._kept.get(slot, [])):
             states[:] = [one for one in states if one.num_tokens <= begin]
-
-    def _forget(self, slot: int) -> None:
-        super()._forget(slot)
-        for known in (self._firm, self._checkpoints, self._kept):
-            known.pop(slot, None)
 
     def _goes_on_from_kept(self, work: Work, most_again: int) -> bool:
         """Whether accepted tokens are computed again with the next chain, in one forward pass: a
@@ -212,7 +212,7 @@ class LlamaRecurrent(LlamaChains):
             is_back = len(checkpoint.state) > 0 and self._put_back(slot, checkpoint)
             return is_back and bool(self._lib.llama_memory_seq_rm(self._memory, slot, 1, -1))
         finally:
-            self._forget(slot)
+            self.forget(slot)
 
     def _read_text(self, work: Work) -> None:
         """Compute what is missing of a text, all but its last token."""

@@ -142,6 +142,16 @@ class LlamaTarget(Target):
         is_first = is_only_one or reads_off_path or (is_alone and slot == 0)
         return self._caches[0 if is_first else _CHAINS]
 
+    def forget(self, slot: int) -> None:
+        if self._head:
+            self._take_states()
+            self._head.forget(slot)
+        own = slot if self._num_slots > 1 else 0
+        if own in self._trees:
+            self._trees[own].context.forget(slot)
+        if self._chains:
+            self._chains.forget(slot)
+
     def use_threads(self, num_threads: int) -> None:
         """Threads of every forward pass. Where there is one slot, a prompt is read by all that it
         was made with: nothing is drafted meanwhile."""
@@ -169,10 +179,7 @@ class LlamaTarget(Target):
         head = self._head
         if head is None or all(query.heads is None for query in queries):
             return scores
-        for trees in self._trees.values():
-            trees.context.states.take()
-        if self._chains:
-            self._chains.states.take()
+        self._take_states()
         found: list[Scores] = []
         for query, own in zip(queries, scores, strict=True):
 
@@ -216,6 +223,13 @@ class LlamaTarget(Target):
     def _follow(self, queries: Sequence[Query]) -> None:
         if self._head:
             self._head.follow(queries)
+
+    def _take_states(self) -> None:
+        """Let the head see those of the last pass."""
+        for trees in self._trees.values():
+            trees.context.states.take()
+        if self._chains:
+            self._chains.states.take()
 
     def _show(self, trees: LlamaTrees, slot: int) -> None:
         """Let the head see the states of a slot's trees."""
