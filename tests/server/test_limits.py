@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import re
@@ -36,7 +37,7 @@ from duodec.server import service
 from duodec.server.api.bodies import Body
 from duodec.server.api.formats import gbnf, text
 from duodec.server.api.tools.chat_format import ChatFormat
-from duodec.server.http import connections, json_limits
+from duodec.server.http import connections, intake, json_limits
 from duodec.server.http.connections import allow_open_files
 from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
@@ -380,6 +381,68 @@ def test_more_than_the_queue_holds_are_not_prepared() -> None:
         statuses = sorted(response.status_code for response in found)
         assert statuses == [200] * 4 + [429] * 4
         assert all(r.headers["retry-after"] for r in found if r.status_code == 429)
+
+
+def _unfinished(size: int, left: int = 1) -> bytes:
+    """A request of a body of so many bytes, without its last ones."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    return head % size + b" " * (size - left)
+
+
+def test_bodies_that_do_not_end_make_room_for_others() -> None:
+    size = 1 << 20
+    with running(max_body_bytes=size, body_s=60) as server, ExitStack() as stack:
+        budget = server.service.intake.bodies
+        sockets = [stack.enter_context(connect(server)) for _ in range(24)]
+        for sock in sockets:
+            sock.sendall(_unfinished(size))
+        until(lambda: budget.num_bytes > 15 * size)
+        told = error_of(answer(sockets[0]), 429)
+        assert told["code"] == "server_busy"
+        large = {"prompt": "hi" + " " * (size // 2), "max_tokens": 1}
+        assert server.post("/v1/chat/completions", large).status_code == 400  # and not 429
+        assert server.complete("hi", max_tokens=1).status_code == 200
+        assert 0 < budget.num_bytes <= budget.most_bytes == 16 * size
+    until(lambda: budget.num_bytes == 0)
+
+
+def test_who_finishes_a_large_body_in_time_is_answered() -> None:
+    size = 100_000
+    data = json.dumps({"prompt": "hi", "max_tokens": 1}).encode()
+    with running(max_body_bytes=size) as server, ExitStack() as stack:
+        sockets = [stack.enter_context(connect(server)) for _ in range(20)]
+        for sock in sockets:
+            sock.sendall(_unfinished(size, len(data)))
+            sleep(0.02)
+        for sock in sockets[-10:]:
+            sock.sendall(data)
+            assert b"200 OK" in sock.recv(1 << 16)
+        assert error_of(answer(sockets[0]), 429)["code"] == "server_busy"
+
+
+def test_small_bodies_have_room_whoever_sends_large_ones() -> None:
+    with running(max_body_bytes=1 << 16) as server, ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(connect(server)).sendall(_unfinished(1 << 16))
+        assert server.complete("hi", max_tokens=1).status_code == 200
+        assert server.service.intake.bodies.num_bytes == 0
+
+
+def test_a_request_that_was_begun_goes_on_before_others_begin() -> None:
+    """What was parsed takes many times as much memory as its text."""
+    made: list[str] = []
+    workers = intake.Workers("test", 1)
+
+    async def request(name: str) -> None:
+        for step in range(3):
+            await workers.run(lambda step=step: (sleep(0.05), made.append(f"{name}{step}")))
+
+    async def all_requests() -> None:
+        await asyncio.gather(*map(request, "abc"))
+
+    asyncio.run(all_requests())
+    assert made.index("c0") > made.index("a1")
+    assert sorted(made) == [f"{name}{step}" for name in "abc" for step in range(3)]
 
 
 def test_the_time_of_a_request_begins_when_its_body_has_come() -> None:

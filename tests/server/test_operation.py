@@ -65,9 +65,8 @@ def test_a_model_is_free_when_its_last_token_is_computed_whoever_reads_it(path: 
     bodies: list[bytes] = []
 
     async def run() -> None:
-        owner = [""] if path == "respond" else []
         body = {**own[path], "stream": True, "seed": 1}
-        writer, outputs = await getattr(service, path)(*owner, body)
+        writer, outputs = await getattr(service, path)(body, "")
         reads = asyncio.Event()
 
         async def send(message: Any) -> None:

@@ -392,7 +392,7 @@ def test_long_conversations_are_prepared_a_few_at_a_time() -> None:
 
     async def run() -> None:
         hold = asyncio.Event()
-        running = [asyncio.ensure_future(intake.prepared(1, 99, work(hold))) for _ in range(8)]
+        running = [asyncio.ensure_future(intake.prepared(1, 99, work(hold))) for _ in range(16)]
         await asyncio.sleep(0.05)
         with pytest.raises(ApiError) as refused:
             await intake.prepared(1, 99, work(hold))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from duodec.errors import DuodecError
 from duodec.server.api.ollama.listing import API_VERSION
 from duodec.server.errors import ApiError, api_error, not_served
+from duodec.server.http.body_budget import HeldBody
 from duodec.server.http.guard import HOLDER, guarded, too_large
 from duodec.server.http.intake import Workers
 from duodec.server.http.json_limits import parse_object
@@ -32,6 +33,7 @@ _PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # where it i
 _NUM_ENCODERS = 2  # threads
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
+_T = TypeVar("_T")
 Prepare = Callable[[Mapping[str, Any], str], Awaitable[Prepared | dict[str, Any]]]
 """Of a body, and of the holder of the key that came with it."""
 Compute = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -131,11 +133,16 @@ class Routes:
     # --- parts
 
     async def _serve(self, request: Request, prepare: Prepare) -> Response:
-        data = await self._body(request)
-        intake = self._service.intake
+        found = await self._prepared(request, prepare)
+        if isinstance(found, dict):
+            return await self._json(found)
+        return await self._response(request, *found)
 
-        async def work() -> Prepared | dict[str, Any]:
-            return await prepare(await intake.run(parse_object, data), request.scope[HOLDER])
+    async def _prepared(self, request: Request, prepare: Prepare) -> Prepared | dict[str, Any]:
+        """What the body of a request makes. It is held in memory no longer than that takes."""
+
+        def make(body: Mapping[str, Any]) -> Awaitable[Prepared | dict[str, Any]]:
+            return prepare(body, request.scope[HOLDER])
 
         late: list[OutputCollector] = []  # that nobody waited for any more
 
@@ -144,48 +151,52 @@ class Routes:
                 found[1].close()
                 late.append(found[1])
 
-        prepared = intake.prepared(len(data), self._service.num_free, work(), drop)
         try:
-            found = await or_gone(request.receive, prepared)
+            return await self._made(request, make, drop)
         except ClientGone:
             if not late:  # else it ends, and is counted, as others are
                 self._service.meters.dropped()
             raise
-        if isinstance(found, dict):
-            return await self._json(found)
-        return await self._response(request, *found)
 
     async def _computed(self, request: Request, compute: Compute) -> Response:
         """What needs no completion."""
-        data = await self._body(request)
+        return await self._json(await self._made(request, compute, lambda found: None))
+
+    async def _made(
+        self, request: Request, make: Callable[[Mapping[str, Any]], Awaitable[_T]],
+        drop: Callable[[_T], None],
+    ) -> _T:  # fmt: skip
+        """What ``make`` makes of a body. ``drop`` gets what nobody waited for any more."""
         intake = self._service.intake
+        with intake.bodies.hold() as held:
+            data = await self._body(request, held)
 
-        async def work() -> dict[str, Any]:
-            return await compute(await intake.run(parse_object, data))
+            async def work() -> _T:
+                return await make(await intake.run(parse_object, data))
 
-        prepared = intake.prepared(len(data), self._service.num_free, work())
-        return await self._json(await or_gone(request.receive, prepared))
+            prepared = intake.prepared(len(data), self._service.num_free, work(), drop)
+            return await or_gone(request.receive, prepared)
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, held: HeldBody) -> bytes:
         """What the client sends. Raises ApiError of what is too large or too slow."""
         self._service.check_ready()  # nobody uploads to a server that is not ready
         body_s = self._service.settings.body_s
+        reading = asyncio.ensure_future(self._read(request, held))
         try:
-            return await asyncio.wait_for(self._read(request), body_s)
+            return await held.received(reading, body_s)
         except asyncio.TimeoutError:
             raise ApiError(
                 408, f"the body was not sent within {body_s:g} s", code="timeout"
             ) from None
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, held: HeldBody) -> bytes:
         most = self._service.settings.max_body_bytes
         data = bytearray()
-        with self._service.intake.receiving() as grow:
-            async for part in request.stream():
-                data += part
-                grow(len(data))
-                if len(data) > most:
-                    raise too_large(most)
+        async for part in request.stream():
+            data += part
+            held.grow(len(data))
+            if len(data) > most:
+                raise too_large(most)
         return bytes(data)
 
     async def _response(

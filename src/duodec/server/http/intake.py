@@ -8,26 +8,26 @@ client no longer waits for is dropped before its turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue
 from threading import Lock, Thread
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 from duodec.machine.cores import available_cores
 from duodec.server.errors import ApiError, busy, timed_out
+from duodec.server.http.body_budget import BodyBudget
 from duodec.server.settings import Settings
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SMALL_BYTES = 16 << 10  # bodies that are prepared in milliseconds, whatever they hold
-_LARGE_BYTES = 1 << 20  # bodies of which few are received at once
-_NUM_LARGE = 8
 _NUM_THREADS = 2  # of each kind of work
 _FEW_CORES = 3  # or fewer: one thread for each kind of work that takes long
 
@@ -41,6 +41,7 @@ class Arrival:
 
 
 _arrival: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
+_num_steps: ContextVar[int] = ContextVar("num_steps", default=0)  # of the request in work, so far
 
 
 class Intake:
@@ -54,8 +55,8 @@ class Intake:
         self._quick = Workers("duodec-grammar-quick", num_long)
         self._grammars = Workers("duodec-grammar", _NUM_THREADS)
         self._kinds = (self._small, self._large, self._quick, self._grammars)
-        self._num_large = 0
         self._tasks: dict[asyncio.Task[Any], int] = {}  # bytes of each that were not sent with it
+        self.bodies = BodyBudget(settings.max_body_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._why: ApiError | None = None  # nothing is prepared any more
 
@@ -112,19 +113,18 @@ class Intake:
             is_awaited = True
             return task.result()
         finally:
-            del self._tasks[task]
+            self.bodies.remove(self._tasks.pop(task))
             is_over = not task.cancel() and not task.cancelled()
             if is_over and not is_awaited and task.exception() is None:
                 drop(task.result())
 
     def weigh(self, num_bytes: int) -> None:
         """The request in work has so many bytes more than it sent, from what is stored. Raises
-        ApiError while such requests have as many as the bodies that may be received at once."""
+        ApiError where there is no room for them among the bodies."""
         task, arrival = asyncio.current_task(), _arrival.get()
         if task not in self._tasks or arrival is None:
             return
-        if sum(self._tasks.values()) + num_bytes > _NUM_LARGE * self._settings.max_body_bytes:
-            raise busy(1, "too many long conversations are being prepared; ask again in a moment")
+        self.bodies.add(num_bytes)
         self._tasks[task] += num_bytes
         _arrival.set(replace(arrival, num_bytes=arrival.num_bytes + num_bytes))
 
@@ -142,26 +142,6 @@ class Intake:
         """A part that compiles a grammar, in a thread."""
         return await self._grammars.run(call, *args, **kwargs)
 
-    @contextmanager
-    def receiving(self) -> Iterator[Callable[[int], None]]:
-        """While a body is received; told how large it is by now. Raises ApiError of large bodies
-        beyond the first few, which others are still sending."""
-        is_large = False
-
-        def grow(num_bytes: int) -> None:
-            nonlocal is_large
-            if is_large or num_bytes <= _LARGE_BYTES:
-                return
-            if self._num_large >= _NUM_LARGE:
-                raise busy(1, f"{_NUM_LARGE} large requests are being received; ask again")
-            is_large = True
-            self._num_large += 1
-
-        try:
-            yield grow
-        finally:
-            self._num_large -= is_large
-
     def close(self, why: ApiError) -> None:
         """End what is being prepared, and begin nothing more; from any thread."""
         self._why = why
@@ -175,8 +155,9 @@ class Intake:
 
 
 class Workers:
-    """Runs calls in ``num_threads`` daemon threads, which start with the first one, in the order of
-    their arrival.
+    """Runs calls in ``num_threads`` daemon threads, which start with the first one. A request that
+    was begun goes on before others begin, since what it was parsed into takes much memory;
+    otherwise calls are made in the order of their arrival.
 
     The executor of asyncio has its threads joined when the process ends and does the work of
     clients that have left. Here a call that nobody waits for any more is not begun, and one that
@@ -186,7 +167,9 @@ class Workers:
     def __init__(self, name: str, num_threads: int) -> None:
         self._name = name
         self._num_threads = num_threads
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._calls: PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]
+        self._calls = PriorityQueue()
+        self._numbers = count()
         self._lock = Lock()
         self._threads: list[Thread] = []
         self._open: set[Future[Any]] = set()
@@ -198,8 +181,12 @@ class Workers:
             self._start()
             self._open.add(future)
         future.add_done_callback(self._open.discard)
-        self._calls.put((future, partial(call, *args, **kwargs)))
-        return await asyncio.wrap_future(future)
+        num_steps = _num_steps.get()
+        made = partial(call, *args, **kwargs)
+        self._calls.put((-num_steps, next(self._numbers), future, made))
+        result = await asyncio.wrap_future(future)
+        _num_steps.set(num_steps + 1)
+        return result
 
     @property
     def is_busy(self) -> bool:
@@ -215,7 +202,7 @@ class Workers:
 
     def _work(self) -> None:
         while True:
-            future, call = self._calls.get()
+            *_, future, call = self._calls.get()
             if not future.set_running_or_notify_cancel():
                 continue
             _make(future, call)
