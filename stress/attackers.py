@@ -3,7 +3,8 @@
     python -m stress.attackers http://127.0.0.1:8000 0.25 [slow_loris ...]
 
 The number is each attacker's pause between two attempts, in seconds (the slow lorises' is ten times
-that). All attack where none is named.
+that). All attack where none is named. Each knows what a good server answers, and another status is
+a failure: `unexpected`.
 
 Attackers compute on machines of their own, so here they get what processor time is left. At the
 end a line of JSON tells what each attack got: by status, or how its connections ended.
@@ -19,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count, cycle, product
 from typing import Any
 
@@ -227,18 +229,18 @@ async def _respond(host: str, port: int, body: bytes) -> tuple[str, str | None]:
 async def _converse(host: str, port: int, items: Callable[[int], Any]) -> str:
     """A conversation, step after step, then small requests that all go on from its last one."""
     name: str | None = None
-    ended = Counter[str]()
+    ended: set[str] = set()
     for number in range(_NUM_STEPS):
         earlier = {"previous_response_id": name} if name else {}
         body = {"input": items(number), "max_output_tokens": 1, **earlier}
         status, found = await _respond(host, port, json.dumps(body).encode())
-        ended[status] += 1
+        ended.add(status)
         name = found or name
     if name:
         last = {"input": "x", "max_output_tokens": 1, "previous_response_id": name}
         walks = [_respond(host, port, json.dumps(last).encode()) for _ in range(_NUM_WALKS)]
         ended.update([status for status, _ in await asyncio.gather(*walks)])
-    return " ".join(f"{status}: {count}" for status, count in sorted(ended.items()))
+    return " ".join(sorted(ended))
 
 
 async def stored_texts(host: str, port: int) -> str:
@@ -267,59 +269,96 @@ async def private_characters(host: str, port: int) -> str:
     return await _post(host, port, _chat(messages=[{"role": "user", "content": _PRIVATE}]))
 
 
-ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at once
-    (endless_header, 2),
-    (slow_loris, _NUM_LORISES),
-    (control_tokens, 6),
-    (short_messages, 2),
-    (plenty_of_messages, 2),
-    (fitting_messages, 2),
-    (explosive_schema, 3),
-    (hidden_schema, 2),
-    (chained_schema, 2),
-    (heavy_schema, 2),
-    (shaped_grammars, 2),
-    (large_grammars, 2),
-    (nested_metadata, 2),
-    (stored_texts, 1),
-    (stored_arguments, 1),
-    (stored_ids, 1),
-    (endless_number, 1),
-    (private_characters, 1),
-    (wire.deaf_metrics, 1),
-    (wire.deaf_mixed, 1),
-    (wire.read_metrics, 1),
-    (wire.many_pipelines, 64),
-    (wire.upgrades, 1),
-    (wire.expecting, 1),
-    (wire.completions, 1),
-    (wire.many_completions, 32),
-    (wire.many_choices, 1),
-    (wire.long_prompts, 1),
-    (wire.costly_sampling, 1),
-    (wire.old_keep_alive, 1),
-    (wire.many_headers, 2),
-    (wire.single_bytes, 2),
-    (wire.chunk_extensions, 2),
-    (wire.endless_body, 2),
-    (wire.byte_by_byte, 2),
-    (wire.half_closed, 2),
-    (wire.knocking, 2),
+_NUM_WRONG = 290_000
+_WRONG = _chat(messages=[{"role": "assistant", "tool_calls": [0] * _NUM_WRONG}])
+_LONG_STOP = _chat(stop="a" * 3_000_000)
+_PROMPT_LOGPROBS = json.dumps(
+    {"prompt": list(range(1000, 1900)), "max_tokens": 1, "n": 4, "prompt_logprobs": 20}
+).encode()
+
+
+async def wrong_items(host: str, port: int) -> str:
+    """A message with 290,000 calls, none of which is one."""
+    return await _post(host, port, _WRONG)
+
+
+async def long_stop(host: str, port: int) -> str:
+    """A stop text of 3 MB."""
+    return await _post(host, port, _LONG_STOP)
+
+
+async def large_response(host: str, port: int) -> str:
+    """A response of megabytes."""
+    return await _post(host, port, _PROMPT_LOGPROBS, path="/v1/completions")
+
+
+_FULL = frozenset({"429", "503"})  # the queue, the memory for grammars, the connections
+
+
+@dataclass(frozen=True)
+class Family:
+    """An attack, how many attackers try it at once, and the statuses of good answers."""
+
+    attack: Attack
+    num_attackers: int
+    good: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return self.attack.__name__
+
+    def unexpected(self, outcome: str) -> set[str]:
+        """The statuses of an outcome that no good server answers with."""
+        return {word for word in outcome.split() if word.isdecimal()} - self.good - _FULL
+
+
+def _family(attack: Attack, num_attackers: int, *good: int) -> Family:
+    return Family(attack, num_attackers, frozenset(map(str, good)))
+
+
+ATTACKS: tuple[Family, ...] = (
+    _family(endless_header, 2, 431),
+    _family(slow_loris, _NUM_LORISES, 408),
+    _family(control_tokens, 6, 400),
+    _family(short_messages, 2, 400),
+    _family(plenty_of_messages, 2, 400),
+    _family(fitting_messages, 2, 200, 400),
+    _family(explosive_schema, 3, 400),
+    _family(hidden_schema, 2, 400),
+    _family(chained_schema, 2, 200, 400),
+    _family(heavy_schema, 2, 200, 400),
+    _family(shaped_grammars, 2, 200, 400),
+    _family(large_grammars, 2, 400),
+    _family(nested_metadata, 2, 200, 400),
+    _family(stored_texts, 1, 200, 400, 404),
+    _family(stored_arguments, 1, 200, 400, 404),
+    _family(stored_ids, 1, 400),
+    _family(endless_number, 1, 400),
+    _family(private_characters, 1, 400),
+    _family(wire.deaf_metrics, 1, 200),
+    _family(wire.deaf_mixed, 1, 200, 404),
+    _family(wire.read_metrics, 1, 200),
+    _family(wire.many_pipelines, 64, 200),
+    _family(wire.upgrades, 1, 200),
+    _family(wire.expecting, 1, 100, 200),
+    _family(wire.completions, 1, 200),
+    _family(wire.many_completions, 32, 200),
+    _family(wire.many_choices, 1, 200),
+    _family(wire.long_prompts, 1, 200),
+    _family(wire.costly_sampling, 1, 200),
+    _family(wire.old_keep_alive, 1, 200),
+    _family(wire.many_headers, 2, 431),
+    _family(wire.single_bytes, 2, 400),
+    _family(wire.chunk_extensions, 2, 400, 431),
+    _family(wire.endless_body, 2, 413),
+    _family(wire.byte_by_byte, 2, 400, 408),
+    _family(wire.half_closed, 2, 200),
+    _family(wire.knocking, 2),
+    _family(wire.unfinished_bodies, 96, 408, 429),
+    _family(wrong_items, 2, 400),
+    _family(long_stop, 2, 400),
+    _family(large_response, 1, 200),
 )
-
-
-_LEFT = frozenset({"left", "429"})  # nobody was refused who waited
-GOOD: Mapping[str, frozenset[str]] = {
-    "shaped_grammars": _LEFT | {"200", "400"},
-    "large_grammars": _LEFT | {"400"},
-}
-"""What attacks may get that a server withstands."""
-
-
-def unexpected(ended: Mapping[str, Any]) -> list[str]:
-    """What attacks got and should not have."""
-    found = [how.rsplit(" ", 1) for how in ended if " " in how]
-    return [f"{name} {how}" for name, how in found if how not in GOOD.get(name, {how})]
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
@@ -333,32 +372,41 @@ def _status(said: bytes) -> str:
 
 
 async def attack(
-    host: str, port: int, pause_s: float, attacks: Sequence[tuple[Attack, int]], ended: Counter[str]
+    host: str, port: int, pause_s: float, attacks: Sequence[Family], ended: Counter[str]
 ) -> None:
     """Until it is cancelled."""
 
-    async def repeat(one: Attack, number: int) -> None:
+    async def repeat(family: Family, number: int) -> None:
         await asyncio.sleep(number * 0.003)  # a thousand do not knock in one moment
         while True:
             try:
-                how = await one(host, port)
+                how = await family.attack(host, port)
             except (OSError, asyncio.TimeoutError) as error:
                 how = type(error).__name__
-            ended[f"{one.__name__} {how}"] += 1
-            await asyncio.sleep(10 * pause_s if one is slow_loris else pause_s)
+            ended[f"{family.name} {how}"] += 1
+            await asyncio.sleep(10 * pause_s if family.attack is slow_loris else pause_s)
 
-    await asyncio.gather(*(repeat(one, i) for one, most in attacks for i in range(most)))
+    await asyncio.gather(
+        *(repeat(family, i) for family in attacks for i in range(family.num_attackers))
+    )
+
+
+def unexpected(ended: Mapping[str, Any]) -> list[str]:
+    """What attacks got that no good server answers, of how they ended."""
+    families = {family.name: family for family in ATTACKS}
+    named = [(families.get(how.partition(" ")[0]), how) for how in ended]
+    return [how for family, how in named if family and family.unexpected(how)]
 
 
 async def _main(url: str, pause_s: float, names: Sequence[str]) -> None:
-    attacks = [found for found in ATTACKS if not names or found[0].__name__ in names]
+    attacks = [family for family in ATTACKS if not names or family.name in names]
     host, _, port = url.removeprefix("http://").partition(":")
     ended: Counter[str] = Counter()
     running = asyncio.ensure_future(attack(host, int(port), pause_s, attacks, ended))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     with suppress(asyncio.CancelledError):
         await running
-    num_attackers = sum(most for _, most in attacks)
+    num_attackers = sum(family.num_attackers for family in attacks)
     print(json.dumps({"num_attackers": num_attackers, **dict(sorted(ended.items()))}), flush=True)
 
 

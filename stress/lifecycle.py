@@ -1,6 +1,7 @@
 """Start and stop servers at bad moments, and leave them: nothing hangs, fails or stays behind.
 
     python -m stress.lifecycle signals --num 200
+    python -m stress.lifecycle works --num 3
     python -m stress.lifecycle disconnects --num 5000
     python -m stress.lifecycle cache
     python -m stress.lifecycle clock
@@ -20,8 +21,10 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from time import perf_counter, sleep
 from typing import Annotated
 
@@ -32,6 +35,7 @@ import typer
 import duodec
 from benchmarks.serving.servers import Served, ours
 from stress.attack import memory_mb
+from stress.attackers import explosive
 
 app = typer.Typer(add_completion=False)
 _MODEL = str(Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf")
@@ -46,6 +50,26 @@ from duodec.__main__ import main
 print("begun", flush=True)
 main()
 """
+_GRACE_S, _MOST_S = 1, 7.0  # of a server that is at work, and what docs/server.md says of its end
+_AT_ONCE_S = 1.0  # from a second signal
+_BLOCKED = """
+from duodec.server.service import Service
+Service.props = lambda service, name: {}
+"""
+_PROMPT = "The quick brown fox jumps over the lazy dog. " * 400
+_SCHEMA = {"max_tokens": 1, "prompt": "a", "structured_outputs": {"json": explosive(0)}}
+_WORKS: dict[str, tuple[str, str | None, dict[str, object] | None]] = {
+    "idle": ("", None, None),
+    "decoding": ("", "/v1/completions", {"prompt": "a", "max_tokens": 3000, "ignore_eos": True}),
+    "a long prefill": ("", "/v1/completions", {"prompt": _PROMPT, "max_tokens": 1}),
+    "compiling a grammar": ("", "/v1/completions", _SCHEMA),
+    "a loop blocked in Python": (_BLOCKED.format("exec('while True: pass')"), "/props", None),
+    "a loop blocked in C": (
+        _BLOCKED.format("sum(__import__('itertools').repeat(1))"),
+        "/props",
+        None,
+    ),
+}  # what is patched, what is requested then, and its body
 _JUMPING = """
 import random, sys, time
 plain, dice = time.time, random.Random(1)
@@ -104,6 +128,88 @@ def signals(
             print("FAILED", i, number, round(after_s, 2), second_s, status, err[-500:], stayed)
     print(json.dumps({"starts": num, "ended": ended, "wrong": wrong, "slowest_s": slowest_s}))
     raise SystemExit(min(wrong, 1))
+
+
+@app.command()
+def works(
+    num: Annotated[int, typer.Option(help="Servers for each kind of work.")] = 3, seed: int = 1
+) -> None:
+    """End servers that are at work by one or two signals: status 0, in time, nothing left."""
+    dice, wrong = random.Random(seed), 0
+    slowest_s: dict[str, float] = {}
+    for name, (patch, path, body) in _WORKS.items():
+        for i in range(num):
+            number = dice.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+            ended = _ended_at_work(patch, path, body, number, num_signals=1 + i % 2)
+            slowest_s[name] = max(slowest_s.get(name, 0.0), ended.seconds)
+            if not ended.is_right:
+                wrong += 1
+                print("FAILED", name, ended)
+    print(json.dumps({"servers": num * len(_WORKS), "wrong": wrong, "slowest_s": slowest_s}))
+    raise SystemExit(min(wrong, 1))
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a server that was at work ended, this long after the last of its signals."""
+
+    number: int
+    num_signals: int
+    status: int | None
+    seconds: float
+    err: str
+    stayed: tuple[str, ...]  # processes that it left
+
+    @property
+    def is_right(self) -> bool:
+        most_s = _MOST_S if self.num_signals == 1 else _AT_ONCE_S
+        is_clean = "Traceback" not in self.err and not self.stayed
+        return self.status == 0 and self.seconds <= most_s and is_clean
+
+
+def _ended_at_work(
+    patch: str, path: str | None, body: object, number: int, num_signals: int
+) -> _Ended:
+    program = _BEGUN.replace("main()", f"{patch}main()")
+    options = ("--port", "0", "--grace", str(_GRACE_S), "-m", _MODEL, "--draft", _MODEL)
+    with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *options], stdout=subprocess.DEVNULL, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+        read = Path(log.name).read_text
+        try:
+            while " ready " not in read():
+                assert process.poll() is None, read()
+                sleep(0.1)
+            url = read().split(" at ")[1].split(",")[0]
+            if path is not None:
+                Thread(target=_leave_request, args=(url + path, body), daemon=True).start()
+                sleep(1.0)  # it is at work
+            for _ in range(num_signals):
+                begin_s = perf_counter()
+                process.send_signal(number)
+                sleep(0.05 if num_signals > 1 else 0)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LONGEST_S)
+            seconds, status = perf_counter() - begin_s, process.poll()
+            end_s = perf_counter() + _CHILDREN_S
+            while (stayed := _running(process.pid)) and perf_counter() < end_s:
+                sleep(0.05)
+            names = tuple(map(str, stayed))
+            return _Ended(number, num_signals, status, seconds, read()[-500:], names)
+        finally:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _leave_request(url: str, body: object) -> None:
+    with suppress(httpx.TransportError):
+        if body is None:
+            httpx.get(url, timeout=60)
+        else:
+            httpx.post(url, json=body, timeout=60)
 
 
 def _running(session: int) -> list[psutil.Process]:

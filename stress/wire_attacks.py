@@ -1,13 +1,14 @@
 """Attack a server below its routes: with what one connection may carry, valid or not.
 
 Each attack sends bytes that were made beforehand, so that it costs the attacker next to nothing,
-and reads as little of the answers as it can.
+and reads of the answers their statuses alone, which it tells with how the connection ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from itertools import cycle, islice, repeat
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _DEAF_S = 4.0  # that a client stays which reads nothing
+_LAST_S = 0.2  # in which it then looks at the answers
+_STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _HOST = b"Host: localhost\r\n"
 _CHAT = b"POST /v1/chat/completions HTTP/1.1\r\n" + _HOST
 _CHUNKED = _CHAT + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -51,6 +54,7 @@ EXPECTING = (_COMPLETE + b"Expect: 100-continue\r\n\r\n" + _ASKED) * _NUM_PIPELI
 OLD = _get("/metrics", b"Connection: keep-alive\r\n", b"1.0") * _NUM_PIPELINED
 HEADERS = _get("/health", b"a:\r\n" * 15_000) * 20
 SINGLE_BYTES = _CHUNKED + b"1\r\n \r\n" * 700_000
+UNFINISHED = _CHAT + b"Content-Length: %d\r\n\r\n" % (1 << 20) + b" " * ((1 << 20) - 1)
 EXTENSIONS = _CHUNKED + (b"1;" + b"x" * 8000 + b"\r\n \r\n") * 2000
 
 
@@ -66,37 +70,58 @@ async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
     return task.result()
 
 
+def _outcome(statuses: set[str], ended: str) -> str:
+    return " ".join([*sorted(statuses), ended])
+
+
+async def _read_statuses(reader: asyncio.StreamReader, found: set[str]) -> None:
+    """Of all answers, until the connection ends."""
+    data = b""
+    with suppress(ConnectionError):
+        while part := await reader.read(1 << 14):
+            data = data[-12:] + part  # a status line may be cut in two
+            found |= {status.decode() for status in _STATUS.findall(data)}
+
+
 async def _sent(host: str, port: int, parts: Iterable[bytes], stay_s: float) -> str:
     """How a connection ends that sends these parts, as fast as it may, and stays for a while."""
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 12)
+    found: set[str] = set()
+    reading = asyncio.ensure_future(_read_statuses(reader, found))
 
     async def send() -> None:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-        await reader.read()
+        with suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+        await reading
 
     try:
-        with suppress(ConnectionError):
-            await within(stay_s, send())
+        await within(stay_s, send())
     except asyncio.TimeoutError:
-        return "stayed"
+        return _outcome(found, "stayed")
     else:
-        return "closed"
+        return _outcome(found, "closed")
     finally:
+        reading.cancel()
         writer.transport.abort()
 
 
 async def _deaf(host: str, port: int, data: bytes) -> str:
-    """How a connection ends that sends this and reads nothing."""
-    _, writer = await asyncio.open_connection(host, port)
+    """How a connection ends that sends this and reads nothing until it leaves."""
+    reader, writer = await asyncio.open_connection(host, port)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     try:
         with suppress(ConnectionError, asyncio.TimeoutError):
             writer.write(data)
             await within(_DEAF_S, writer.drain())
         await asyncio.sleep(_DEAF_S)
-        return "closed" if writer.transport.is_closing() else "stayed"
+        ended, found = "closed" if writer.transport.is_closing() else "stayed", set[str]()
+        if ended == "stayed":
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            with suppress(asyncio.TimeoutError):
+                await within(_LAST_S, _read_statuses(reader, found))
+        return _outcome(found, ended)
     finally:
         writer.transport.abort()
 
@@ -205,16 +230,22 @@ async def byte_by_byte(host: str, port: int) -> str:
 async def half_closed(host: str, port: int) -> str:
     """A pipeline whose client says that it sends no more."""
     reader, writer = await asyncio.open_connection(host, port)
+    found: set[str] = set()
     try:
         with suppress(ConnectionError):
             writer.write(METRICS)
             writer.write_eof()
-            await within(_DEAF_S, reader.read(1 << 12))
-        return "left"
+            await within(_DEAF_S, _read_statuses(reader, found))
+        return _outcome(found, "closed")
     except asyncio.TimeoutError:
-        return "stayed"
+        return _outcome(found, "stayed")
     finally:
         writer.transport.abort()
+
+
+async def unfinished_bodies(host: str, port: int) -> str:
+    """A body of nearly a mebibyte, but for its last byte."""
+    return await _sent(host, port, [UNFINISHED], 10 * _DEAF_S)
 
 
 async def knocking(host: str, port: int) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, sleep
 
@@ -71,6 +72,46 @@ def test_the_terminals_keys_do_not_reach_them_and_priorities_count(
     for pid in started(tmp_path):
         assert os.getpgid(pid) == pid
         assert os.getsid(pid) == os.getsid(0)
+
+
+BUSY = ECHO.replace(
+    "    out.write",
+    """\
+    __import__("os").fork()
+    while True:
+        sys.argv.sort()
+    out.write""",
+)
+PARENT = """
+import sys, threading
+from pathlib import Path
+from duodec.machine.helper import Helper
+helper = Helper(Path(sys.argv[1]))
+threading.Thread(target=lambda: helper.ask(b"x\\n", 60), daemon=True).start()
+sys.stdin.read()
+"""
+
+
+def test_a_helper_and_what_it_forked_end_with_their_parent_whatever_they_compute(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "busy.py"
+    program.write_text(BUSY)
+    argv = [sys.executable, "-c", PARENT, str(program)]
+    children: list[psutil.Process] = []
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as parent:
+        process = psutil.Process(parent.pid)
+        try:
+            until(lambda: len(process.children(recursive=True)) == 2)
+            children = process.children(recursive=True)
+            parent.kill()
+            parent.wait()
+            until(lambda: not any(child.is_running() for child in children), 5)
+        finally:
+            parent.kill()
+            for child in children:
+                with suppress(psutil.Error):
+                    child.kill()
 
 
 @pytest.mark.slow

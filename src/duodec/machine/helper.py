@@ -2,7 +2,7 @@
 
 The program says that it is ready, then responds to one request after the other: a response is its
 kind, its length and a text; what a request is, only the program knows. It lives until nobody holds
-its standard input.
+its standard input, and ends then with what it has forked, whatever it computes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ from duodec.machine.processes import OWN_GROUP, end_group
 RESPONSE = struct.Struct("<BQ")  # how a response begins: its kind and its bytes
 SIZE = struct.Struct("<Q")  # how a request may begin: its bytes
 _START_S = 30.0  # for an interpreter and its imports
+# nobody reads the end of its input while it computes, and what it has forked reads none
 _BOOT = f"""\
 {OWN_GROUP}
-import runpy, sys
+import runpy, select, signal, sys, threading
+def end_with_parent():
+    poll = select.poll()
+    poll.register(0, select.POLLHUP)
+    poll.poll()
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=end_with_parent, daemon=True).start()
 sys.path[:] = sys.argv[2:]
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
