@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
 from time import perf_counter
 from typing import Any, overload
@@ -20,6 +20,7 @@ from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.least import NoEndBefore
 from duodec.core.sampling.parameters import made, shown, whole
 from duodec.core.sampling.sampler import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
@@ -604,7 +605,17 @@ class LLM(_Parts):
         none."""
         return self._compiler.is_quick(grammar)
 
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The model's own tokens that end a completion."""
+        return tuple(filter(self.tokenizer.is_end, range(self.tokenizer.num_vocab)))
+
     def _mask(self, sampling: SamplingParams) -> Mask | None:
+        if sampling.min_tokens:
+            ends = {*self.end_tokens, *sampling.stop_token_ids}
+            num_vocab = self.tokenizer.num_vocab
+            known = [token for token in ends if token < num_vocab]
+            return NoEndBefore(sampling.min_tokens, known, num_vocab)
         return None if sampling.grammar is None else self._compiler.mask(sampling.grammar)
 
     @property

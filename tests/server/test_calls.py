@@ -560,6 +560,37 @@ def test_text_is_held_back_only_while_it_may_become_a_call() -> None:
     assert said_by("a\nb\n", "b\n") == "a\nb"
 
 
+def test_functions_are_the_tools_of_old() -> None:
+    case = CASES["hermes"]
+    tokenizer = Tags(case.template, case.tags)
+    functions = [tool["function"] for tool in TOOLS]
+    fields: dict[str, Any] = {"model": MODEL, "functions": functions, "max_tokens": 300,
+                              "temperature": 0, "seed": 1}  # fmt: skip
+    with running(willing_model(tokenizer, case.weather, MESSAGES, tools=TOOLS)) as server:
+        create = client_of(server.url).chat.completions.create
+        (choice,) = create(messages=MESSAGES, **fields).choices
+        assert choice.finish_reason == "function_call"
+        assert choice.message.tool_calls is None
+        call = choice.message.function_call
+        assert (call.name, json.loads(call.arguments)) == ROME
+        chunks = [c.choices[0] for c in create(messages=MESSAGES, stream=True, **fields)]
+        told = [c.delta.function_call for c in chunks if c.delta.function_call]
+        assert told[0].name == "weather"
+        assert "".join(one.arguments for one in told) == call.arguments
+        assert chunks[-1].finish_reason == "function_call"
+        named = create(messages=MESSAGES, function_call={"name": "now"}, **fields).choices[0]
+        assert named.message.function_call.name == "now"
+    old = [*MESSAGES, {"role": "assistant", "content": None, "function_call": {
+        "name": "weather", "arguments": ROME_JSON}},
+        {"role": "function", "name": "weather", "content": "hot"}]  # fmt: skip
+    new = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [{
+        "type": "function", "function": {"name": "weather", "arguments": ROME[1]}}]},
+        {"role": "tool", "name": "weather", "content": "hot"}]  # fmt: skip
+    with running(willing_model(tokenizer, "Sun!", new, tools=TOOLS)) as server:
+        create = client_of(server.url).chat.completions.create
+        assert create(messages=old, **fields).choices[0].message.content == "Sun!"
+
+
 SMOLLM = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}You are named SmolLM\n"
     "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

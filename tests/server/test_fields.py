@@ -19,7 +19,9 @@ from duodec.backends.grammar.llguidance import Masks
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
+from duodec.server.api.fields import validated
 from duodec.server.api.formats.gbnf import in_lark
+from duodec.server.api.openai.completion_bodies import ChatBody
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}a"
 PATHS: dict[str, dict[str, Any]] = {
@@ -30,7 +32,9 @@ PATHS: dict[str, dict[str, Any]] = {
 COMPLETIONS = ["/v1/chat/completions", "/v1/completions"]
 # each was ignored once
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"min_tokens": 5}, "min_tokens"),
+    ({"min_tokens": 500}, None),
+    ({"min_tokens": 5, "stop": "x"}, None),
+    ({"min_tokens": 5, "guided_regex": "a"}, None),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"add_generation_prompt": False}, "add_generation_prompt"),
     ({"truncation_side": "left"}, "truncation_side"),
@@ -38,7 +42,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True}, "use_beam_search"),
     ({"beam_width": 4}, "beam_width"),
     ({"logprob_token_ids": [1]}, "logprob_token_ids"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": "f"}], "tools": [{"function": {"name": "f"}}]}, "functions"),
     ({"function_call": "auto"}, "function_call"),
     ({"mirostat": 2}, "mirostat"),
     ({"mirostat": False}, "mirostat"),
@@ -49,8 +53,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
-    ({"stream_options": {"continuous_usage_stats": True}},
-     "stream_options.continuous_usage_stats"),
     ({"speculation": {"metod": "ar"}}, "speculation.metod"),
     ({"temprature": 1}, "temprature"),
     ({"": 1}, ""),
@@ -188,6 +190,75 @@ def test_ends_are_ignored_added_and_told(path: str) -> None:
         assert ended["token_ids"] == tokens[: at + 1]
         text = ended["message"]["content"] if "message" in ended else ended["text"]
         assert len(text) == at
+
+
+@pytest.mark.parametrize("path", COMPLETIONS)
+def test_a_completion_has_the_tokens_that_it_must_have(path: str) -> None:
+    """Those before its end are unchanged, and after them it ends where the model ends it."""
+    with running(engine_on_tables(tokenizer=Letters(ends=True))) as server:
+        body = {**PATHS[path], "seed": 2, "temperature": 1.5, "max_tokens": 60,
+                "return_token_ids": True}  # fmt: skip
+
+        def tokens(**fields: Any) -> list[int]:
+            (choice,) = server.post(path, {**body, **fields}).json()["choices"]
+            found: list[int] = choice["token_ids"]
+            return found
+
+        plain = tokens()
+        assert len(plain) < 50
+        for least in (len(plain), 50, 60):
+            longer = tokens(min_tokens=least)
+            assert len(longer) >= least
+            assert longer[: len(plain) - 1] == plain[:-1]
+            assert tokens(min_tokens=least, speculation=False) == longer
+        assert tokens(min_tokens=len(plain) - 1) == plain
+        end = plain[3]
+        assert tokens(min_tokens=3, stop_token_ids=[end]) == plain[: plain.index(end, 3) + 1]
+
+
+@pytest.mark.parametrize("path", COMPLETIONS)
+def test_every_chunk_says_what_it_cost_so_far(server: Running, path: str) -> None:
+    body = {**PATHS[path], "stream": True, "seed": 1, "max_tokens": 40, "ignore_eos": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events_of(server.post(path, {**body, "stream_options": options}).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == counts[-2] == 40
+    (prompt,) = {chunk["usage"]["prompt_tokens"] for chunk in chunks}
+    assert all(chunk["usage"]["total_tokens"] == n + prompt
+               for n, chunk in zip(counts, chunks, strict=True))  # fmt: skip
+    assert chunks[-1]["choices"] == []
+    del options["include_usage"]
+    fewer = events_of(server.post(path, {**body, "stream_options": options}).text)
+    assert [chunk["usage"]["completion_tokens"] for chunk in fewer][-1] == 40
+    assert fewer[-1]["choices"]
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, None),
+        ({"reasoning": {"effort": "low", "max_tokens": 100}}, "low"),
+        ({"reasoning": {"enabled": False}}, "none"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "medium"),
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "auto"}}, None),
+        ({"enable_thinking": True}, "medium"),
+        ({"enable_thinking": False}, "none"),
+        ({"enable_thinking": False, "reasoning_effort": "high", "verbosity": "low"}, "high"),
+    ],
+)
+def test_reasoning_is_switched_by_any_of_its_names(
+    fields: dict[str, Any], effort: str | None
+) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert validated(ChatBody, {"messages": messages, **fields}).effort == effort
 
 
 class Bytes:

@@ -220,8 +220,10 @@ def test_a_call_that_is_required_is_made() -> None:
         none = sent(server, tools=[TOOL], tool_choice={"type": "none"})
         assert none["content"][0]["type"] == "text"
         form = {"format": {"type": "json_schema", "schema": SCHEMA}}
-        kept = sent(server, output_config=form)
-        assert json.loads(kept["content"][0]["text"])["city"] in ("Rome", "Oslo")
+        old = {"output_format": form["format"], "betas": ["structured-outputs-2025-11-13"]}
+        for fields in ({"output_config": form}, old):
+            kept = sent(server, **fields)
+            assert json.loads(kept["content"][0]["text"])["city"] in ("Rome", "Oslo")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from duodec.server.service import Service
 _ANTHROPIC, _OLLAMA = "/v1/messages", "/api/"
 _PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # where it is not in messages
 _NUM_ENCODERS = 2  # threads
+_RANKS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
 _T = TypeVar("_T")
@@ -124,6 +125,9 @@ class Routes:
 
     async def embed(self, request: Request) -> Response:
         raise not_served("embeddings are not served; ask a server that has a model for them")
+
+    async def rank(self, request: Request) -> Response:
+        raise not_served("texts are not ranked; ask a server that has a model for it")
 
     async def manage(self, request: Request) -> Response:
         raise not_served(
@@ -246,6 +250,7 @@ def make_app(service: Service) -> ASGIApp:
             Route("/v1/messages", routes.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
             Route("/v1/embeddings", routes.embed, methods=["POST"]),
+            *(Route(path, routes.rank, methods=["POST"]) for path in _RANKS),
             Route("/api/chat", routes.converse, methods=["POST"]),
             Route("/api/generate", routes.generate, methods=["POST"]),
             Route("/api/tags", routes.tags),

@@ -85,8 +85,9 @@ def unavailable(what: str) -> ApiError:
 
 
 def not_served(what: str) -> ApiError:
-    """Part of an API that this server lacks."""
-    return ApiError(501, what, code="not_served", headers=FINAL)
+    """Part of an API that this server lacks. Not 501, which clients try again, nor 404, where
+    Ollama's fetch the model."""
+    return ApiError(400, what, code="not_served", headers=FINAL)
 
 
 def timed_out(seconds: float) -> ApiError:

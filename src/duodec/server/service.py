@@ -455,7 +455,7 @@ class Service:
         kind wait."""
         grammar, llm = params.grammar, model.llm
         if body.ignores_end:
-            bans = dict.fromkeys(model.ends, -inf)
+            bans = dict.fromkeys(llm.end_tokens, -inf)
             params = replace(params, logit_bias={**params.logit_bias, **bans})
 
         def made() -> list[ScheduledRequest]:

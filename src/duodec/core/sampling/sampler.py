@@ -88,6 +88,7 @@ class SamplingParams:
         lt=1 << 64, remedy="use a whole number from 0 to 2**64 - 1"
     )] = None  # fmt: skip
     max_tokens: int | None = None  # of the completion; None: as many as the context holds
+    min_tokens: int = 0  # of the completion, before the model may end it; without a grammar
     stop: Sequence[str] = ()  # texts that end the completion and are not part of it
     stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own
     logprobs: int | None = None  # alternatives to each token, reported with its log probability
@@ -108,11 +109,21 @@ class SamplingParams:
             raise BadOption(
                 f"max_tokens is {shown(self.max_tokens)}; use 1 or more, or 0 with prompt_logprobs"
             )
+        object.__setattr__(self, "min_tokens", whole("min_tokens", self.min_tokens))
+        self._check_min_tokens()
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(self, name)) is not None and not 0 <= number <= MAX_LOGPROBS:
                 raise BadOption(
                     f"{name} is {shown(number)}; use a number from 0 to {MAX_LOGPROBS}, or None"
                 )
+
+    def _check_min_tokens(self) -> None:
+        least, most = self.min_tokens, self.max_tokens
+        if least < 0 or (most is not None and least > most):
+            raise BadOption(f"min_tokens is {least}; use a number from 0 to max_tokens")
+        if least and (self.grammar is not None or self.stop):
+            other = "a grammar, whose text ends" if self.grammar else "stop strings"
+            raise BadOption(f"min_tokens excludes {other}; leave one out")
 
     @property
     def is_greedy(self) -> bool:

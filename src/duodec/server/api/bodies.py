@@ -214,6 +214,11 @@ class Body(Sampling):
         return ()
 
     @property
+    def least_tokens(self) -> int:
+        """Tokens of a completion before it may end."""
+        return 0
+
+    @property
     def formats(self) -> Iterator[tuple[str, str, Any]]:
         """What the text of a completion must be: a field's name, its kind and its value."""
         own = self.structured_outputs
@@ -240,6 +245,7 @@ class Body(Sampling):
                 grammar=grammar,
                 seed=None if own.seed == -1 else own.seed,  # as in llama.cpp
                 max_tokens=self.most_tokens,
+                min_tokens=self.least_tokens,
                 stop=tuple(own.stop),
                 logprobs=self.num_logprobs,
                 prompt_logprobs=self.num_prompt_logprobs,

@@ -31,11 +31,16 @@ def usage(
     num_new = sum(done.finished.stats.num_new_tokens for done in completions)
     each = [done.num_cached for done in completions]
     cached = sum(min(each[i : i + num_choices]) for i in range(0, len(each), num_choices))
+    known = {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {**usage_so_far(num_prompt_tokens, num_new), **known}
+
+
+def usage_so_far(num_prompt_tokens: int, num_new_tokens: int) -> dict[str, Any]:
+    """Tokens of a request whose completions go on."""
     return {
         "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_new,
-        "total_tokens": num_prompt_tokens + num_new,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens": num_new_tokens,
+        "total_tokens": num_prompt_tokens + num_new_tokens,
     }
 
 

@@ -79,8 +79,6 @@ class LoadedModel:
                 pass
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
-        tokens_of_vocabulary = range(llm.tokenizer.num_vocab)
-        self.ends = tuple(filter(llm.tokenizer.is_end, tokens_of_vocabulary))
         self.prompt_limits = PromptLimits.of(
             llm.tokenizer, llm.num_context, parse_special=llm.parse_special
         )

@@ -23,6 +23,7 @@ def adjusts(params: SamplingParams) -> bool:
     """Whether these parameters change logits before they are sampled."""
     return bool(
         params.grammar
+        or params.min_tokens
         or params.logit_bias
         or params.repetition_penalty != 1
         or params.presence_penalty

@@ -171,7 +171,9 @@ class OutputConfig(Object):
 class CountTokensBody(Conversation):
     """Of ``/v1/messages/count_tokens``."""
 
-    without_effect = Body.without_effect | {"cache_control", "context_management", "inference_geo"}
+    without_effect = Body.without_effect | {
+        "cache_control", "context_management", "inference_geo", "betas",
+    }  # fmt: skip
     neutral = MappingProxyType({**Body.neutral, "mcp_servers": ([],)})
 
     messages: Annotated[list[ChatMessage], FailFast(), BeforeValidator(_messages)]
@@ -184,6 +186,7 @@ class CountTokensBody(Conversation):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = None  # its name in a beta
 
     @property
     def preamble(self) -> list[dict[str, Any]]:
@@ -212,10 +215,13 @@ class CountTokensBody(Conversation):
     @property
     def formats(self) -> Iterator[tuple[str, str, Any]]:
         yield from super().formats
-        if (own := self.output_config.format) is not None:
-            schema = NamedSchema(schema=own.json_schema)
-            wanted = ResponseFormat(type=own.type, json_schema=schema)
-            yield from formats_of("output_config.format", wanted)
+        formats = {
+            "output_config.format": self.output_config.format, "output_format": self.output_format
+        }  # fmt: skip
+        for name, own in formats.items():
+            if own is not None:
+                schema = NamedSchema(schema=own.json_schema)
+                yield from formats_of(name, ResponseFormat(type=own.type, json_schema=schema))
 
 
 class MessagesBody(CountTokensBody):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -36,8 +36,10 @@ from duodec.server.api.fields import (
     Object,
     Whole,
     between,
+    one_of,
     refused,
 )
+from duodec.server.api.openai.functions import with_function, with_tools
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import kind
 
@@ -46,9 +48,9 @@ COMPLETION_TOKENS = 16  # of a text completion that says nothing else, as everyw
 
 class StreamOptions(Object):
     without_effect = frozenset({"include_obfuscation"})
-    neutral = MappingProxyType({"continuous_usage_stats": (False,)})
 
     include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False
 
 
 class CompletionsBody(Body):
@@ -61,6 +63,7 @@ class CompletionsBody(Body):
     prompt_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
     return_token_ids: StrictBool = False
     ignore_eos: StrictBool = False
+    min_tokens: Annotated[Whole, between(0)] = 0
     stop_token_ids: Annotated[list[Annotated[Whole, between(0)]], FailFast()] = Field(
         default_factory=list, max_length=MAX_STOPS
     )
@@ -87,6 +90,10 @@ class CompletionsBody(Body):
         return self.ignore_eos
 
     @property
+    def least_tokens(self) -> int:
+        return self.min_tokens
+
+    @property
     def end_tokens(self) -> Sequence[int]:
         return self.stop_token_ids
 
@@ -105,26 +112,69 @@ class CompletionsBody(Body):
     def num_prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs
 
+    def written(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A choice of the response in the form that the request wants."""
+        return choice
+
     @property
     def includes_usage(self) -> bool:
         """A stream ends with what it cost."""
         return self.stream and self.stream_options.include_usage
 
+    @property
+    def tells_usage(self) -> bool:
+        """Every chunk of a stream says what it cost so far."""
+        return self.stream and self.stream_options.continuous_usage_stats
+
+
+class Reasoning(Object):
+    """OpenRouter's."""
+
+    without_effect = frozenset({"max_tokens", "summary"})
+    neutral = MappingProxyType({"exclude": (False,)})
+
+    effort: Effort | None = None
+    enabled: StrictBool | None = None
+
+
+class Thinking(Object):
+    """DeepSeek's, GLM's and others'."""
+
+    without_effect = frozenset({"budget_tokens", "clear_thinking"})
+
+    type: Annotated[StrictStr, one_of(("enabled", "disabled", "adaptive", "auto"))]
+
+
+_SWITCHED: Mapping[Any, str | None] = {
+    True: "medium", False: "none", "enabled": "medium", "disabled": "none"
+}  # fmt: skip
+
 
 class ChatBody(CompletionsBody, Conversation):
     """Of ``/v1/chat/completions``."""
 
+    without_effect = CompletionsBody.without_effect | {"verbosity"}
     neutral = MappingProxyType({
         **NEUTRAL, "echo": (False,), "add_generation_prompt": (True,),
         "continue_final_message": (False,), "add_special_tokens": (False,),
-        "modalities": (["text"],), "verbosity": ("medium",),
+        "modalities": (["text"],),
     })  # fmt: skip
 
     max_completion_tokens: Limit | None = None
     max_tokens: Limit | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] = 0
+    functions: list[Any] = Field(default_factory=list)
+    function_call: Any = None
     reasoning_effort: Effort | None = None
+    reasoning: Reasoning = Reasoning()
+    thinking: Thinking | None = None
+    enable_thinking: StrictBool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old(cls, values: Any) -> Any:
+        return with_tools(values) if isinstance(values, Mapping) else values
 
     @field_validator("messages", mode="after")
     @classmethod
@@ -148,9 +198,16 @@ class ChatBody(CompletionsBody, Conversation):
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
+    def written(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return with_function(choice) if self.functions else choice
+
     @property
     def effort(self) -> str | None:
-        return self.reasoning_effort
+        """By whichever of its names the request says it."""
+        said = (self.enable_thinking, self.thinking and self.thinking.type, self.reasoning.enabled)
+        switched = [_SWITCHED[one] for one in said if one in _SWITCHED]
+        found = [self.reasoning_effort, self.reasoning.effort, *switched]
+        return next((effort for effort in found if effort is not None), None)
 
 
 def _prompts(value: Any) -> list[str | list[int]]:

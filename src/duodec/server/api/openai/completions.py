@@ -34,6 +34,7 @@ class _ChoiceState:
     held: list[Piece | Done] = field(default_factory=list)  # until those are known
     offsets: TextOffsets = field(default_factory=TextOffsets)  # of chunks
     done: Done | None = None
+    num_tokens: int = 0  # so far
 
     def unsent(self) -> list[Logprob]:
         """Those that the next chunk has."""
@@ -81,6 +82,11 @@ class CompletionsWriter(ABC):
         if output.prompt_logprobs:
             for i in self._siblings(index):
                 self._choices[i].prompt_logprobs = output.prompt_logprobs
+        state.num_tokens = (
+            output.counts.num_tokens
+            if isinstance(output, Piece)
+            else output.finished.stats.num_new_tokens
+        )
         text = output.delta.text if isinstance(output, Piece) else ""
         changes = state.parts.push(text, is_last=isinstance(output, Done))
         choices = [self._grown(index, one) for one in changes if one.kind != "end"]
@@ -124,8 +130,11 @@ class CompletionsWriter(ABC):
 
     def _chunk(self, choices: list[Choice]) -> dict[str, Any]:
         chunk = self._head(self.chunk_kind)
-        chunk["choices"] = choices
-        if self._body.includes_usage:
+        chunk["choices"] = [*map(self._body.written, choices)]
+        if self._body.tells_usage:
+            num_new = sum(state.num_tokens for state in self._choices)
+            chunk["usage"] = shapes.usage_so_far(self._num_prompt_tokens, num_new)
+        elif self._body.includes_usage:
             chunk["usage"] = None
         return chunk
 
@@ -134,7 +143,8 @@ class CompletionsWriter(ABC):
     def whole(self) -> dict[str, Any]:
         """The response, once every choice is complete."""
         body = self._head(self.kind)
-        body["choices"] = [self._choice(i, state) for i, state in enumerate(self._choices)]
+        choices = [self._choice(i, state) for i, state in enumerate(self._choices)]
+        body["choices"] = [*map(self._body.written, choices)]
         body["usage"] = self._usage()
         return {**body, **shapes.extras(self._completions(), self._body.speculation.most_drafted)}
 
