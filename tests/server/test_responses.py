@@ -448,7 +448,6 @@ def test_ids_of_clients_are_taken(server: Running) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0]"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),

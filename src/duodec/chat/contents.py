@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_TEXTS = ("text", "input_text")  # the types of parts that are texts
+_TEXTS = ("text", "input_text", "output_text")  # the types of parts that are texts
 _RESULTS = ("tool", "function")  # the roles of results
 _NAMES = ("tool_name", "filename", "title", "name")  # what a part may be called
 _LONGEST_NAME = 100

@@ -80,6 +80,9 @@ class Routes:
     async def count_tokens(self, request: Request) -> Response:
         return await self._computed(request, self._service.count_tokens)
 
+    async def count_input(self, request: Request) -> Response:
+        return await self._computed(request, self._service.count_input)
+
     async def tokenize(self, request: Request) -> Response:
         return await self._computed(request, self._service.tokenize)
 
@@ -266,6 +269,7 @@ def make_app(service: Service) -> ASGIApp:
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/responses", routes.respond, methods=["POST"]),
+            Route("/v1/responses/input_tokens", routes.count_input, methods=["POST"]),
             Route("/v1/responses/{name}", routes.response, methods=["GET"]),
             Route("/v1/responses/{name}", routes.forget, methods=["DELETE"]),
         ],

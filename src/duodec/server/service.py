@@ -317,6 +317,21 @@ class Service:
 
     # --- tokens
 
+    async def count_input(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a request of ``/v1/responses/input_tokens``. Raises ApiError and what the model
+        refuses."""
+        own = await self._validated(ResponsesBody, body, "input")
+        if own.previous_response_id is not None:
+            raise bad_field(
+                "previous_response_id", "previous_response_id is not counted; send the whole "
+                "conversation as input",
+            )  # fmt: skip
+        messages = [*own.system, *own.shown]
+        async with self._leased(own.model) as lease:
+            tokens = await self._prompt(lease.model, messages, own.offered, own.variables)
+            lease.release()
+            return {"object": "response.input_tokens", "input_tokens": len(tokens)}
+
     async def count_tokens(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Of a request of ``/v1/messages/count_tokens``. Raises ApiError and what the model
         refuses."""

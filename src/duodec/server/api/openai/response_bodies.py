@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StrictBool, StrictStr
 
+from duodec.chat.contents import NoText, result_of
 from duodec.chat.template import Message
 from duodec.server.api.bodies import (
     MAX_LOGPROBS,
@@ -22,13 +22,24 @@ from duodec.server.api.bodies import (
     formats_of,
 )
 from duodec.server.api.fields import Limit, Object, Whole, between, id_in, one_of, refused
+from duodec.server.api.openai.response_tools import (
+    SentTools,
+    name_shown,
+    text_call,
+    tools_of,
+)
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import kind
 
 Item = dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # there is nothing to encrypt
+# but for logprobs there is nothing to include: no hosted tool runs, and nothing is encrypted
+_INCLUDED = (
+    _LOGPROBS, "reasoning.encrypted_content", "web_search_call.results",
+    "web_search_call.action.sources", "file_search_call.results", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url", "message.input_image.image_url",
+)  # fmt: skip
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -43,17 +54,6 @@ def _messages(value: Any) -> list[Item]:
         if not isinstance(item, dict):
             raise refused(f"holds {kind(item)} among its items; send objects")
     return messages_of(value)
-
-
-def _tool(value: Any) -> Tool:
-    """A function in a chat request's form."""
-    if not isinstance(value, dict) or value.get("type") != "function":
-        form = value.get("type") if isinstance(value, dict) else None
-        raise refused(f"is of type {form!r}, and functions only are served; leave it out")
-    if not isinstance(value.get("name"), str):
-        raise refused("names no function; send {type, name, parameters}")
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {n: value[n] for n in names if n in value}}
 
 
 def _is_false(value: bool) -> bool:
@@ -73,9 +73,8 @@ class TextFormat(Object):
 
 
 class Text(Object):
-    neutral = MappingProxyType({"verbosity": ("medium",)})
-
     format: TextFormat = TextFormat()
+    verbosity: Annotated[StrictStr, one_of(("low", "medium", "high"))] = "medium"  # a hint
 
 
 class StreamOptions(Object):
@@ -83,7 +82,7 @@ class StreamOptions(Object):
 
 
 class Reasoning(Object):
-    without_effect = frozenset({"summary", "generate_summary"})
+    without_effect = frozenset({"summary", "generate_summary", "context"})
 
     effort: Effort | None = None
 
@@ -91,10 +90,7 @@ class Reasoning(Object):
 class ResponsesBody(Conversation):
     """Of ``/v1/responses``."""
 
-    without_effect = Body.without_effect - {"metadata", "store"}
-    neutral = MappingProxyType({
-        **Body.neutral, "truncation": ("disabled",),
-    })  # fmt: skip
+    without_effect = (Body.without_effect - {"metadata", "store"}) | {"client_metadata"}
 
     messages: Annotated[list[ChatMessage], FailFast(), BeforeValidator(_messages)] = Field(
         alias="input"
@@ -103,9 +99,14 @@ class ResponsesBody(Conversation):
     previous_response_id: StrictStr | None = None
     store: StrictBool = True
     max_output_tokens: Limit | None = None
-    tools: Annotated[list[Annotated[Tool, BeforeValidator(_tool)]], FailFast()] = Field(
+    tools: Annotated[list[Tool], BeforeValidator(lambda value: tools_of(value).shown)] = Field(
         default_factory=list
     )
+    sent: Annotated[SentTools, BeforeValidator(tools_of)] = Field(
+        default=SentTools(), alias="tools"
+    )
+    truncation: Annotated[StrictStr, one_of(("auto", "disabled"))] = "disabled"  # nothing is cut
+    max_tool_calls: Limit | None = None  # of tools that are not served
     text: Text = Text()
     reasoning: Reasoning = Reasoning()
     background: Annotated[StrictBool, AfterValidator(_is_false)] = False
@@ -124,8 +125,9 @@ class ResponsesBody(Conversation):
     @property
     def choice(self) -> Any:
         choice = self.tool_choice
-        if isinstance(choice, dict) and "name" in choice:
-            return {"type": "function", "function": {"name": choice["name"]}}
+        if isinstance(choice, dict) and isinstance(choice.get("name"), str):
+            name = name_shown(choice.get("namespace"), choice["name"])
+            return {"type": "function", "function": {"name": name}}
         return choice
 
     @property
@@ -159,23 +161,23 @@ def messages_of(items: Sequence[Item]) -> list[Item]:
     for i, item in enumerate(items):
         place = f"input[{i}]"
         form = item.get("type", "message")
-        if form == "message":
+        if form in ("function_call", "custom_tool_call"):
+            _assistant(messages)["tool_calls"].append(_call(item, place))
+        elif form == "message":
             message = {"role": item.get("role"), "content": _text(item.get("content"), place)}
             messages.append(message)
         elif form == "reasoning":
             parts = item.get("content") or item.get("summary") or []
             thought += _text(parts, place)
-        elif form == "function_call":
-            _assistant(messages)["tool_calls"].append(_call(item, place))
-        elif form == "function_call_output":
-            output = _text(item.get("output"), place)
+        elif form in ("function_call_output", "custom_tool_call_output"):
+            output = _result(item.get("output"), place)
             messages.append(
                 {"role": "tool", "tool_call_id": id_in(item, "call_id", place), "content": output}
             )
         else:
             raise bad_field(
                 f"{place}.type", f"{place} is of type {form!r}; use message, reasoning, "
-                "function_call or function_call_output",
+                "function_call, function_call_output, custom_tool_call or custom_tool_call_output",
             )  # fmt: skip
         if thought and messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("reasoning_content", thought)
@@ -192,12 +194,22 @@ def _assistant(messages: list[Item]) -> Item:
 
 
 def _call(item: Item, place: str) -> Item:
-    name, arguments = item.get("name"), item.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str):
-        raise bad_field(place, f"{place} has no name or no arguments; send both as texts")
-    function = {"name": name, "arguments": arguments}
-    call_id = id_in(item, "call_id", place)
-    return {"id": call_id, "type": "function", "function": function}
+    is_custom = item["type"] == "custom_tool_call"
+    field = "input" if is_custom else "arguments"
+    name, text = item.get("name"), item.get(field)
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise bad_field(place, f"{place} has no name or no {field}; send both as texts")
+    arguments = text_call(text) if is_custom else text
+    function = {"name": name_shown(item.get("namespace"), name), "arguments": arguments}
+    return {"id": id_in(item, "call_id", place), "type": "function", "function": function}
+
+
+def _result(output: Any, place: str) -> str:
+    """The text of a tool's result, which may have pictures."""
+    try:
+        return result_of(output)
+    except NoText as error:
+        raise bad_field(f"{place}.output", f"{place}.output {error}") from None
 
 
 def _text(content: Any, place: str) -> str:
@@ -208,6 +220,8 @@ def _text(content: Any, place: str) -> str:
     texts = []
     for part in content:
         form, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, "")
+        if form == "refusal":
+            form, text = "text", part.get("refusal")
         if form not in _TEXTS or not isinstance(text, str):
             raise bad_field(
                 f"{place}.content",

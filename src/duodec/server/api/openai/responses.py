@@ -17,12 +17,14 @@ from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import ChatMessage
 from duodec.server.api.openai.response_bodies import ResponsesBody
+from duodec.server.api.openai.response_tools import SentTool, SentTools
 from duodec.server.api.parts import Change, Part, Parts
 from duodec.server.http.streams import DATA_EVENTS
 
 Event = dict[str, Any]
-_KINDS = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
-_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_KINDS = {"text": "message", "reasoning": "reasoning"}
+_PREFIXES = {"text": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc"}
+_CALLS = {"function": "function_call", "custom": "custom_tool_call"}
 _DELTAS = {"text": "response.output_text", "reasoning": "response.reasoning_text"}
 
 
@@ -31,18 +33,20 @@ class _Item:
     """One of the response's items: reasoning, a message or a call."""
 
     of: Part
+    tool: SentTool | None  # that it calls
     id: str
     logprobs: list[Event] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, part: Part) -> _Item:
-        return cls(part, _id(_PREFIXES[part.kind]))
+    def begun(cls, part: Part, tools: SentTools) -> _Item:
+        tool = tools.named(part.name) if part.kind == "call" else None
+        return cls(part, tool, _id(_PREFIXES[tool.kind if tool else part.kind]))
 
     def shown(self, status: str) -> Event:
+        if self.tool is not None:
+            head = {"id": self.id, "type": _CALLS[self.tool.kind], "status": status}
+            return {**head, **self.tool.call(self.of.id, "" if status == _OPEN else self.of.text)}
         head = {"id": self.id, "type": _KINDS[self.of.kind], "status": status}
-        if self.of.kind == "call":
-            call = {"call_id": self.of.id, "name": self.of.name}
-            return {**head, **call, "arguments": self.of.text if status != _OPEN else ""}
         content = [self.content(self.of.text)] if status != _OPEN else []
         if self.of.kind == "reasoning":
             return {**head, "summary": [], "content": content}
@@ -130,15 +134,16 @@ class ResponseWriter:
     def _changed(self, change: Change) -> list[Event]:
         part = change.part
         if change.kind == "begin":
-            self._items.append(_Item.begun(part))
+            self._items.append(_Item.begun(part, self.body.sent))
         item = self._items[-1]
         if change.kind == "end":
             status = self._status if self._done else _COMPLETE
             ended = self._ended(item)
             return [*ended, self._item_event("response.output_item.done", item.shown(status))]
         opened = self._opened(item) if change.kind == "begin" else []
-        if part.kind == "call":
-            return [*opened, self._call_event("delta", delta=change.text)]
+        if item.tool is not None:  # the text of a custom tool is told once it is complete
+            is_told = item.tool.kind == "function"
+            return [*opened, *([self._call_event("delta", delta=change.text)] if is_told else [])]
         new = shapes.response_logprobs(self._logprobs_of(change.text), self.piece)
         more: Event = {"logprobs": new} if part.kind == "text" else {}
         item.logprobs += new if part.kind == "text" else []
@@ -155,8 +160,11 @@ class ResponseWriter:
 
     def _ended(self, item: _Item) -> list[Event]:
         part = item.of
-        if part.kind == "call":
-            return [self._call_event("done", name=part.name, arguments=part.text)]
+        if item.tool is not None and item.tool.kind == "custom":
+            text = item.tool.input(part.text)
+            return [self._call_event("delta", delta=text), self._call_event("done", input=text)]
+        if item.tool is not None:
+            return [self._call_event("done", name=item.tool.name, arguments=part.text)]
         more: Event = {"logprobs": item.logprobs} if part.kind == "text" else {}
         return [
             self._part_event(f"{_DELTAS[part.kind]}.done", text=part.text, **more),
@@ -173,8 +181,11 @@ class ResponseWriter:
         return pending[begin:]
 
     def _call_event(self, kind: str, **fields: Any) -> Event:
-        place = {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
-        return self._event(f"response.function_call_arguments.{kind}", **place, **fields)
+        item = self._items[-1]
+        is_custom = item.tool is not None and item.tool.kind == "custom"
+        name = "custom_tool_call_input" if is_custom else "function_call_arguments"
+        place = {"item_id": item.id, "output_index": len(self._items) - 1}
+        return self._event(f"response.{name}.{kind}", **place, **fields)
 
     def _item_event(self, kind: str, shown: Event) -> Event:
         return self._event(kind, output_index=len(self._items) - 1, item=shown)
@@ -221,10 +232,12 @@ class ResponseWriter:
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "store": body.store, "temperature": body.temperature, "top_p": body.top_p,
-            "text": {"format": form if form["type"] == "json_schema" else {"type": form["type"]}},
-            "tool_choice": body.tool_choice or "auto", "truncation": "disabled",
-            "tools": [{"type": "function", "strict": True, "parameters": None, **t["function"]}
-                      for t in body.tools],
+            "text": {
+                "format": form if form["type"] == "json_schema" else {"type": form["type"]},
+                "verbosity": body.text.verbosity,
+            },
+            "tool_choice": body.tool_choice or "auto", "truncation": body.truncation,
+            "tools": list(body.sent.echoed), "max_tool_calls": body.max_tool_calls,
             "usage": self._usage(),
         }  # fmt: skip
 
