@@ -73,6 +73,8 @@ test-peers: setup  ## run the server tests of llama.cpp and vLLM against ours (f
 test-clients: setup  ## run other people's clients against the server (installs them)
 	@[ -x .venv-clients/bin/lm_eval ] || { $(BIN)/python -m venv .venv-clients && \
 		.venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt; }
+	@[ -x .venv-aider/bin/aider ] || { $(BIN)/python -m venv .venv-aider && \
+		.venv-aider/bin/pip install --quiet aider-chat; }
 	@$(BIN)/python -m tests.clients
 
 lint: setup  ## check style and types
@@ -87,5 +89,5 @@ wheel: setup  ## build the sdist and the wheel into dist/, and try them in a cle
 	@$(BIN)/python scripts/release.py
 
 clean:  ## remove .venv, .venv-* and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv .venv-vllm .venv-peers .venv-clients $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-vllm .venv-peers .venv-clients .venv-aider $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

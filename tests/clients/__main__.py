@@ -3,8 +3,9 @@
     python -m tests.clients
 
 Clients for Python are in an environment of their own (CLIENTS_VENV), those for Node are installed
-below build. Where torch and transformers are in this environment, lm-evaluation-harness scores
-questions of ours through the server, and transformers the same weights: both must be equal.
+below build, among them the agents of test_agents.py. Where torch and transformers are in this
+environment, lm-evaluation-harness scores questions of ours through the server, and transformers the
+same weights: both must be equal.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from tests.models.weights import weights
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 NODE = ROOT / "build" / "clients"
-NODE_PACKAGES = ("openai", "ai", "@ai-sdk/openai-compatible", "zod")
-MODEL, WITH_TOOLS = "smollm2", "qwen2.5-coder-0.5b"
-STEPS = ("chat", "stream", "schema", "tools", "responses", "logprobs", "count")
+NODE_PACKAGES = (
+    "openai", "ai", "@ai-sdk/openai-compatible", "zod", "@openai/codex",
+    "@anthropic-ai/claude-code", "opencode-ai", "@qwen-code/qwen-code",
+)  # fmt: skip
+MODEL, WITH_TOOLS, FOR_LOOPS = "smollm2", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+STEPS = ("chat", "stream", "schema", "tools", "loop", "responses", "logprobs", "count")
 _MOST_S = 900
 
 
 def main() -> int:
     python = Path(os.environ.get("CLIENTS_VENV", ROOT / ".venv-clients"), "bin", "python")
-    also = f"{WITH_TOOLS}={weights(WITH_TOOLS)}"
-    options = ("-m", str(weights(MODEL)), "--alias", MODEL, "--also", also, "--max-models", "2")
+    also = [f"--also={name}={weights(name)}" for name in (WITH_TOOLS, FOR_LOOPS)]
+    options = ("-m", str(weights(MODEL)), "--alias", MODEL, *also, "--max-models", "3")
     with ours(*options) as server:
         rows = clients([str(python), str(HERE / "tried.py"), server.url], HERE)
         if npm := shutil.which("npm"):
@@ -46,6 +50,9 @@ def main() -> int:
     ]
     for fault in faults:
         print(fault)
+    agents = [sys.executable, "-m", "pytest", "-n", "0", str(HERE / "test_agents.py")]
+    if subprocess.run(agents, cwd=ROOT, check=False).returncode:
+        faults.append("agents: see above")
     if find_spec("torch") and find_spec("transformers") and find_spec("gguf"):
         return 1 if not harness_agrees(python) or faults else 0
     print(
@@ -57,8 +64,8 @@ def main() -> int:
 def clients(command: list[str], folder: Path) -> list[dict[str, Any]]:
     """What a script of clients printed, a record a client."""
     done = subprocess.run(
-        [*command, MODEL, WITH_TOOLS], cwd=folder, stdout=subprocess.PIPE, text=True, check=True,
-        timeout=_MOST_S,
+        [*command, MODEL, WITH_TOOLS, FOR_LOOPS], cwd=folder, stdout=subprocess.PIPE, text=True,
+        check=True, timeout=_MOST_S,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"client"')]
 

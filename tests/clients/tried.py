@@ -1,6 +1,6 @@
 """Run what clients for Python can do against a server, and print a JSON line a client.
 
-    python tried.py URL MODEL MODEL_WITH_TOOLS
+    python tried.py URL MODEL MODEL_WITH_TOOLS MODEL_FOR_LOOPS
 
 It runs in the clients' environment, without duodec. A step's result is "" or what went wrong.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-URL, MODEL, WITH_TOOLS = sys.argv[1:4]
+URL, MODEL, WITH_TOOLS, FOR_LOOPS = sys.argv[1:5]
 V1, KEY, ASKED = f"{URL}/v1", "none", "Name a city in France."
 MESSAGES: list[Any] = [{"role": "user", "content": ASKED}]
 os.environ |= {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": V1, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -36,6 +36,7 @@ TOOL = {"type": "function", "function": {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}},
                    "required": ["city"]}}}  # fmt: skip
 WEATHER = [{"role": "user", "content": "What is the weather in Oslo?"}]
+RESULT = "It is 7 degrees in Oslo, and it rains."
 Steps = dict[str, Callable[[], Any]]
 
 
@@ -59,6 +60,16 @@ def with_openai() -> Steps:
         )
         return json.loads(done.choices[0].message.tool_calls[0].function.arguments)["city"]
 
+    def loop() -> bool:
+        """Nothing forces the call; its result goes back."""
+        fields: dict[str, Any] = {"model": FOR_LOOPS, "tools": [TOOL], "max_tokens": 64}
+        said = client.chat.completions.create(messages=WEATHER, **fields).choices[0].message
+        (call,) = said.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Oslo"}
+        turns = [*WEATHER, said, {"role": "tool", "tool_call_id": call.id, "content": RESULT}]
+        last = client.chat.completions.create(messages=turns, **fields).choices[0].message
+        return bool(last.content or last.tool_calls)
+
     def responses() -> str:
         return client.responses.create(model=MODEL, input=ASKED, max_output_tokens=16).output_text
 
@@ -77,6 +88,7 @@ def with_openai() -> Steps:
             model=MODEL, messages=MESSAGES, response_format=City, max_tokens=64
         ).choices[0].message.parsed.name,
         "tools": tools,
+        "loop": loop,
         "responses": responses,
         "logprobs": logprobs,
     }  # fmt: skip
@@ -101,10 +113,26 @@ def with_anthropic() -> Steps:
         )  # fmt: skip
         return next(block for block in done.content if block.type == "tool_use").input["city"]
 
+    def loop() -> bool:
+        own: dict[str, Any] = {
+            "model": FOR_LOOPS, "max_tokens": 64, "tools": [{
+                "name": "weather", "description": "The weather of a city.",
+                "input_schema": TOOL["function"]["parameters"]}],
+        }  # fmt: skip
+        with client.messages.stream(messages=WEATHER, **own) as events:
+            said = events.get_final_message()
+        (call,) = said.content
+        assert (said.stop_reason, call.input) == ("tool_use", {"city": "Oslo"})
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": RESULT}
+        turns = [*WEATHER, {"role": "assistant", "content": said.content},
+                 {"role": "user", "content": [result]}]  # fmt: skip
+        return bool(client.messages.create(messages=turns, **own).content)
+
     return {
         "chat": lambda: client.messages.create(**fields).content[0].text,
         "stream": stream,
         "tools": tools,
+        "loop": loop,
         "count": lambda: client.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens,
     }
 

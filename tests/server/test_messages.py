@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from fakes.server import MODEL, Running, running
+from fakes.server import MODEL, Running, Slowed, engine_on_tables, running
 from fakes.tags import Tags, random_model, willing_model
 
 from duodec.server.api.anthropic.message_bodies import MessagesBody
@@ -316,6 +316,23 @@ def test_tokens_and_back(server: Running) -> None:
         ("/detokenize", {"tokens": [1 << 40]}), ("/tokenize", {"messages": [3]}),
     ):  # fmt: skip
         assert server.post(path, fields).status_code == 400, fields
+
+
+def test_a_silent_stream_says_that_it_lives_by_events_that_add_nothing() -> None:
+    """Claude Code does not count pings."""
+    engine = engine_on_tables()
+    body = {"model": MODEL, "messages": [ASKED], "max_tokens": 3, "speculation": False}
+    with running(engine, Slowed(engine.target, 0.3), ping_s=0.1) as server:
+        sent = server.post("/v1/messages", {**body, "stream": True}).text
+        whole = server.post("/v1/messages", body).json()
+    found = [json.loads(line.removeprefix("data: ")) for line in sent.splitlines()[1::3]]
+    kinds = [event["type"] for event in found]
+    assert kinds[:2] == ["ping", "message_start"]
+    assert kinds.count("message_start") == 1
+    assert found[1]["message"]["usage"]["cache_read_input_tokens"] == 0
+    deltas = [event["delta"]["text"] for event in found if event["type"] == "content_block_delta"]
+    assert "" in deltas
+    assert "".join(deltas) == whole["content"][0]["text"]
 
 
 def test_the_client_of_anthropic(server: Running) -> None:

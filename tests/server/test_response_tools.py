@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from fakes.server import MODEL, Running, running
+from fakes.server import MODEL, Running, Slowed, running
 from fakes.tags import Tags, random_model, willing_model
+
+openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}<tool_call>"
@@ -170,6 +172,42 @@ def test_what_is_refused(fields: dict[str, Any], words: str) -> None:
         if "input" not in fields:
             count = server.post(f"{PATH}/input_tokens", {"input": "x", "previous_response_id": "y"})
             assert count.json()["error"]["param"] == "previous_response_id"
+
+
+def test_a_stream_that_waits_says_so_by_events() -> None:
+    """Codex counts no comments, and ends a stream without events after a while."""
+    engine = random_model(Tags(TEMPLATE))
+    slow = Slowed(engine.target, seconds=0.4)
+    with running(engine, slow, ping_s=0.1) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
+        fields = {"model": MODEL, "input": "hello", "max_output_tokens": 3}
+        with client.responses.stream(**fields) as stream:
+            assert len(list(stream)) > 4  # the helper passes over what it does not know
+        events = list(client.responses.create(stream=True, **fields))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type for event in events]
+        assert kinds.count("keepalive") >= 2
+        assert kinds.index("keepalive") < kinds.index("response.output_item.added")
+
+
+def test_a_stream_that_fails_says_so_to_codex_and_to_openai() -> None:
+    engine = random_model(Tags(TEMPLATE))
+
+    def fail(queries: Any) -> None:
+        if any(len(query.text) > 22 for query in queries):
+            raise RuntimeError("broken")
+
+    with running(engine, Slowed(engine.target, on_score=fail)) as server:
+        body = {"input": "hello", "stream": True, "max_output_tokens": 200}
+        text = server.post(PATH, body).text
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
+        with pytest.raises(openai.APIError):
+            list(client.responses.create(model=MODEL, **body))
+    last = json.loads(text.split("\n\n")[-3].removeprefix("data: "))
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"]["message"] == last["error"]["message"]
+    assert last["response"]["error"]["code"] == "internal_error"
 
 
 def test_tools_that_nobody_can_run_are_none() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from math import inf
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
@@ -29,10 +29,14 @@ _HEADERS = [
 class Framing(Protocol):
     """How an API writes events to a stream."""
 
-    content_type: bytes
-    ping: bytes
-    end: bytes
+    @property
+    def content_type(self) -> bytes: ...
+    @property
+    def ping(self) -> bytes:
+        """What says that a stream lives."""
 
+    @property
+    def end(self) -> bytes: ...
     def event(self, value: Mapping[str, Any]) -> bytes: ...
     def error(self, error: ApiError) -> bytes: ...
 
@@ -41,7 +45,11 @@ class _DataEvents:
     """OpenAI's: no event has a name. A ping is a comment of one line, since some clients take an
     empty line for an event."""
 
-    content_type, ping, end = _EVENTS, b": ping\n", b"data: [DONE]\n\n"
+    content_type, end = _EVENTS, b"data: [DONE]\n\n"
+
+    @property
+    def ping(self) -> bytes:
+        return b": ping\n"
 
     def event(self, value: Mapping[str, Any]) -> bytes:
         return b"data: " + _JSON.encode(value).encode() + b"\n\n"
@@ -50,10 +58,35 @@ class _DataEvents:
         return self.event(error.body)
 
 
-class _NamedEvents:
-    """Anthropic's: each event has its type for a name."""
+class NumberedEvents(_DataEvents):
+    """Those of OpenAI's responses, made by their writer. A ping is an event, as OpenAI sends it:
+    clients that wait for events for so long only (Codex) do not count comments."""
 
-    content_type, ping, end = _EVENTS, b'event: ping\ndata: {"type":"ping"}\n\n', b""
+    def __init__(
+        self, made: Callable[[], dict[str, Any]], failed: Callable[[ApiError], dict[str, Any]]
+    ) -> None:
+        self._made, self._failed = made, failed
+
+    @property
+    def ping(self) -> bytes:
+        return self.event(self._made())
+
+    def error(self, error: ApiError) -> bytes:
+        return self.event(self._failed(error))
+
+
+class NamedEvents:
+    """Anthropic's: each event has its type for a name. Other events go with a ping, for clients
+    that do not count it."""
+
+    content_type, end = _EVENTS, b""
+
+    def __init__(self, alive: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        self._alive = alive
+
+    @property
+    def ping(self) -> bytes:
+        return b"".join(map(self.event, [{"type": "ping"}, *self._alive()]))
 
     def event(self, value: Mapping[str, Any]) -> bytes:
         name = f"event: {value['type']}\n".encode()
@@ -75,7 +108,7 @@ class _Lines:
         return self.event(error.plain)
 
 
-DATA_EVENTS, NAMED_EVENTS, LINES = _DataEvents(), _NamedEvents(), _Lines()
+DATA_EVENTS, LINES = _DataEvents(), _Lines()
 
 
 class Writer(Protocol):

@@ -10,7 +10,7 @@ from duodec.server.api import shapes
 from duodec.server.api.anthropic.message_bodies import MessagesBody
 from duodec.server.api.parts import Change, Part, Parts
 from duodec.server.api.tools.call import object_of
-from duodec.server.http.streams import NAMED_EVENTS
+from duodec.server.http.streams import NamedEvents
 
 Event = dict[str, Any]
 _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
@@ -39,8 +39,6 @@ def _delta(part: Part, text: str) -> Event:
 class MessageWriter:
     """Writes the response to one request: see `duodec.server.http.streams.Writer`."""
 
-    framing = NAMED_EVENTS
-
     def __init__(
         self, body: MessagesBody, model: str, num_prompt_tokens: int, parts: Parts
     ) -> None:
@@ -49,8 +47,13 @@ class MessageWriter:
         self._id = f"msg_{secrets.token_hex(12)}"
         self._num_cached: int | None = None  # once there is an output
         self._done: Done | None = None
+        self._is_open = False  # a block has begun
 
     # --- events
+
+    @property
+    def framing(self) -> NamedEvents:
+        return NamedEvents(self._alive)
 
     def opening(self) -> list[Event]:
         """None: what is cached of a prompt, which the first event tells, is not known yet."""
@@ -80,9 +83,20 @@ class MessageWriter:
             {"type": "message_stop"},
         ]
 
+    def _alive(self) -> list[Event]:
+        """What goes with a ping, which Claude Code does not count: it gives a response up of which
+        it has read nothing else for five minutes. The first of them begins the message, with all of
+        the prompt as new; others add nothing to the open block."""
+        if self._num_cached is None:
+            self._num_cached = 0
+            return [{"type": "message_start", "message": self._message()}]
+        nothing = [self._event("delta", delta=_delta(part, "")) for part in self._parts.all[-1:]]
+        return nothing if self._is_open else []
+
     def _changed(self, change: Change) -> list[Event]:
         part = change.part
-        if change.kind == "end":
+        self._is_open = change.kind != "end"
+        if not self._is_open:
             return [self._event("stop")]
         begun = [self._event("start", content_block=_block(part, ""))]
         more = [self._event("delta", delta=_delta(part, change.text))] if change.text else []

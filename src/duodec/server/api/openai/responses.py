@@ -19,7 +19,8 @@ from duodec.server.api.bodies import ChatMessage
 from duodec.server.api.openai.response_bodies import ResponsesBody
 from duodec.server.api.openai.response_tools import SentTool, SentTools
 from duodec.server.api.parts import Change, Part, Parts
-from duodec.server.http.streams import DATA_EVENTS
+from duodec.server.errors import ApiError
+from duodec.server.http.streams import NumberedEvents
 
 Event = dict[str, Any]
 _KINDS = {"text": "message", "reasoning": "reasoning"}
@@ -89,7 +90,9 @@ class ResponseWriter:
 
     # --- events
 
-    framing = DATA_EVENTS
+    @property
+    def framing(self) -> NumberedEvents:
+        return NumberedEvents(lambda: self._event("keepalive"), self._failed)
 
     @property
     def is_streamed(self) -> bool:
@@ -130,6 +133,14 @@ class ResponseWriter:
     def _event(self, kind: str, **fields: Any) -> Event:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **fields}
+
+    def _failed(self, error: ApiError) -> Event:
+        """The last event of a stream that an error ends: `openai` reads the error next to the
+        response, Codex that in it."""
+        told = error.body["error"]
+        about = {"code": told["code"] or "server_error", "message": told["message"]}
+        response = {**self._response("failed"), "error": about}
+        return {**self._event("response.failed", response=response), **error.body}
 
     def _changed(self, change: Change) -> list[Event]:
         part = change.part
