@@ -15,7 +15,7 @@ from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.events import Finished
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain
@@ -33,6 +33,7 @@ class Failing(Wrapped):
     def __init__(self, model: DraftModel, num_good: int) -> None:
         super().__init__(model)
         self.num_good, self.num_computes, self.num_freed = num_good, 0, 0
+        self.forgotten: list[int] = []
 
     def rows(self, query: RowQuery) -> list[Row]:
         assert not self.num_freed, "it was freed"
@@ -43,6 +44,10 @@ class Failing(Wrapped):
 
     def free(self) -> None:
         self.num_freed += 1
+
+    def forget(self, slot: int) -> None:
+        self.forgotten.append(slot)
+        super().forget(slot)
 
 
 class Spare(InlineDrafter):
@@ -83,6 +88,18 @@ def test_nothing_is_computed_that_is_not_waited_for() -> None:
     drafter.cancel(0)
     drafter.poll(0, 1.0, beyond=1000)
     assert model.num_computes == 2
+
+
+def test_a_slot_that_gets_another_owner_is_forgotten() -> None:
+    model = Failing(DRAFT.load(), 1000)
+    drafter = in_turns(model, Spare(), [])
+    told = []
+    for slot in (0, 1):
+        for owner in ("", "alice", "alice", "bob"):
+            drafter.submit(DraftRequest(slot, TEXT, Chain(1), Sampler(), owner))
+            drafter.poll(slot, 10.0)
+            told.append(model.forgotten.count(slot))
+    assert told == [0, 1, 1, 2] * 2
 
 
 def test_it_drafts_what_its_twin_drafts_for_several_texts() -> None:

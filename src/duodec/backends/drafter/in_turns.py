@@ -79,6 +79,7 @@ class DrafterInTurns:
         self._other: ClosingDrafter | None = None  # that drafts in the model's stead
         self._work: dict[int, _Work] = {}
         self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
+        self._owners: dict[int, str] = {}  # by slot, whose text the model knows
         self._num_faults = 0
         model.compute_alone(True)
 
@@ -96,6 +97,7 @@ class DrafterInTurns:
             self._other.submit(request)
         elif self._model is not None:
             busy_s = self.heard(request.slot).busy_s
+            self._own(self._model, request.slot, request.owner)
             steps = self._steps(self._model, request)
             self._work[request.slot] = _Work(steps, Drafted(is_complete=False, busy_s=busy_s))
 
@@ -125,6 +127,13 @@ class DrafterInTurns:
         elif slot in self._work:
             work = self._work[slot]
             work.drafted, work.steps = Drafted(busy_s=work.drafted.busy_s), iter(())
+
+    def _own(self, model: DraftModel, slot: int, owner: str) -> None:
+        """The slot's text is this owner's from now on; of another's, nothing stays known."""
+        if self._owners.get(slot, "") != owner:
+            self._masks.pop(slot, None)
+            model.forget(slot)
+        self._owners[slot] = owner
 
     def _steps(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft | CandidateTree]:
         """The steps of a plan, with a mask of the drafter's own where a grammar can be followed:
