@@ -393,7 +393,9 @@ def test_a_trial_of_fixed_rows_finds_nothing_that_moves(model: LlamaModel) -> No
     trial = try_rows(model, widths=Widths.only(8), num_threads=1, num_context=1100)
     assert trial.is_exact, trial.worst
     assert {f"another place among rows after {n} tokens" for n in (100, 1000)} <= set(trial.moved)
-    assert check_rows(trial, Widths.only(8), is_fast=False).verdict == "ok"
+    found = check_rows(trial, Widths.only(8), [(1, 2, 4), (3,), (8, 12)], is_fast=False)
+    assert found.verdict == "ok"
+    assert found.words.endswith("8 rows a forward pass (widths that agree: 1, 2, 4; 3; 8, 12)")
 
 
 def test_a_trial_finds_a_place_that_moves_a_row(

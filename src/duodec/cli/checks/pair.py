@@ -130,10 +130,16 @@ def _cache_bytes(models: Sequence[TargetModel], num_context: int) -> int:
     )
 
 
-def check_rows(trial: RowTrial, widths: Widths, *, is_fast: bool) -> Check:
-    """Whether a seed has one text on this device, whatever is drafted."""
+def check_rows(
+    trial: RowTrial, widths: Widths, classes: Sequence[tuple[int, ...]] = (), *, is_fast: bool
+) -> Check:
+    """Whether a seed has one text on this device, whatever is drafted; and which ``classes`` of
+    widths have equal bits there, where they were compared."""
     if trial.is_exact:
         rows = f"{widths} rows a forward pass"
+        if classes:
+            told = "; ".join(", ".join(map(str, own)) for own in classes)
+            rows += f" (widths that agree: {told})"
         return Check("exactness", "ok", f"no bit depends on drafts or other requests: {rows}")
     what, most = trial.worst
     words = f"logits move by up to {most:.2g} with {what}: near ties, texts depend on drafts"

@@ -203,6 +203,7 @@ def _check_rows(target: LoadedTarget, plan: CorePlan, *, is_fast: bool) -> list[
     ModelUnreadable and ComputeFailed."""
     from duodec.backends.llamacpp.checks.row_trial import try_rows
     from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.backends.llamacpp.target.width_choice import kept_choice
     from duodec.backends.placement import Placement
 
     model = target.model
@@ -215,7 +216,9 @@ def _check_rows(target: LoadedTarget, plan: CorePlan, *, is_fast: bool) -> list[
         is_width_exact=not is_fast,
         num_context=target.num_context,
     )
-    return [pair.check_rows(trial, target.widths, is_fast=is_fast)]
+    choice = kept_choice(model)
+    classes = choice.classes if choice else ()
+    return [pair.check_rows(trial, target.widths, classes, is_fast=is_fast)]
 
 
 def _open_target(resolved: ResolvedPair, found: list[Check], stack: ExitStack) -> LoadedTarget:

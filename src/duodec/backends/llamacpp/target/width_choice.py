@@ -77,14 +77,9 @@ class WidthChoice:
 
 def choice_for(model: LlamaModel, *, num_threads: int) -> WidthChoice:
     """The choice that was made for this model on this device, or one made now."""
-    path = profile_place(f"widths-{_key(model)}")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or none that holds
-        record = json.loads(path.read_text(encoding="utf-8"))
-        both = (record["seconds"], record["changing"])
-        seconds, changing = ({int(n): float(s) for n, s in one.items()} for one in both)
-        kept = WidthChoice(seconds, changing, [tuple(map(int, own)) for own in record["classes"]])
-        if kept.widths:
-            return kept
+    if kept := kept_choice(model):
+        return kept
+    path = _place(model)
     seconds, changing = measured(model, num_threads=num_threads)
     classes = agreeing(model, sorted(seconds), num_threads=num_threads)
     found = WidthChoice(seconds, changing, classes)
@@ -92,6 +87,17 @@ def choice_for(model: LlamaModel, *, num_threads: int) -> WidthChoice:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return found
+
+
+def kept_choice(model: LlamaModel) -> WidthChoice | None:
+    """The choice that was made for this model on this device, if there is one that holds."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record = json.loads(_place(model).read_text(encoding="utf-8"))
+        both = (record["seconds"], record["changing"])
+        seconds, changing = ({int(n): float(s) for n, s in one.items()} for one in both)
+        kept = WidthChoice(seconds, changing, [tuple(map(int, own)) for own in record["classes"]])
+        return kept if kept.widths else None
+    return None
 
 
 def measured(model: LlamaModel, *, num_threads: int) -> tuple[dict[int, float], dict[int, float]]:
@@ -146,6 +152,10 @@ def _timed(run: Callable[[int], None], num_rows: int, clock: Callable[[], float]
     begin_s = clock()
     run(num_rows)
     return clock() - begin_s
+
+
+def _place(model: LlamaModel) -> Path:
+    return profile_place(f"widths-{_key(model)}")
 
 
 def _key(model: LlamaModel) -> str:
