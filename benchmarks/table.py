@@ -39,6 +39,8 @@ _ALL = (
                "serving.serving", "measurements.md", "load"),
     Experiment("serving-paced", "What are drafts worth to many clients of a slow target?",
                "serving.serving", "measurements.md", "paced"),
+    Experiment("calls", "How many calls of tools do models make, and how many are right?",
+               "serving.calls", "agents.md", "calls"),
     Experiment("gpu", "T(n), bits, gaps and speed on a GPU, in one call without a network",
                "gpu.gpu", "torch.md"),
     Experiment("vllm", "How fast is vLLM with our drafter, and with its own methods?",

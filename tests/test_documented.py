@@ -49,6 +49,9 @@ WHY_NOT = {
     "docker": "the same",
     "vllm serve": "vLLM is in an environment of its own: make test-vllm",
     "export VLLM_RAY": "for a cluster of Ray",
+    "export ANTHROPIC_": "for an agent: make test-clients",
+    "export CLAUDE_": "the same",
+    "export OPENAI_": "the same",
     "ollama": "another program",
     "curl": "asks a server that runs; tests/server asks the same",
 }

@@ -99,9 +99,9 @@ class ResponsesBody(Conversation):
     previous_response_id: StrictStr | None = None
     store: StrictBool = True
     max_output_tokens: Limit | None = None
-    tools: Annotated[list[Tool], BeforeValidator(lambda value: tools_of(value).shown)] = Field(
-        default_factory=list
-    )
+    tools: Annotated[
+        list[Tool], FailFast(), BeforeValidator(lambda value: tools_of(value).shown)
+    ] = Field(default_factory=list)
     sent: Annotated[SentTools, BeforeValidator(tools_of)] = Field(
         default=SentTools(), alias="tools"
     )

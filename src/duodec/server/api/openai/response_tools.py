@@ -94,8 +94,11 @@ def _read(tool: Any, namespace: str | None) -> Iterator[SentTool]:
     if not isinstance(name := tool.get("name"), str):
         raise refused(f"has a {form} without a name; send {{type, name, ...}}")
     if form == "namespace":
-        for inner in tool.get("tools") or ():
-            yield from _read(inner, name)
+        inner = tool.get("tools", [])
+        if not isinstance(inner, list):
+            raise refused(f"has a namespace whose tools are {kind(inner)}; send an array")
+        for one in inner:
+            yield from _read(one, name)
         return
     told = {field: tool[field] for field in _ABOUT if tool.get(field) is not None}
     own = {**told, "name": name_shown(namespace, name)}
