@@ -79,6 +79,7 @@ class SamplingOptions(TypedDict, total=False):
     grammar: Grammar | Mapping[str, Any] | None
     seed: int | None
     max_tokens: int | None
+    min_tokens: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     logprobs: int | None

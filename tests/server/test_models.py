@@ -141,6 +141,7 @@ def test_what_does_not_fit_into_memory_makes_others_leave() -> None:
 def test_a_model_in_use_finishes_and_is_loaded_again_for_who_came_later() -> None:
     factory = Factory(0.02)
     with several(factory) as server, ThreadPoolExecutor(4) as pool:
+        server.service.models._residence._most_s = 0.0  # nobody stays for others' sake
         first = pool.submit(text, server, MODEL)
         until(lambda: server.service.models.loaded[0].scheduler.num_running == 1)
         second = pool.submit(text, server, "one")
