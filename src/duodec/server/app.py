@@ -160,7 +160,7 @@ class Routes:
 
         try:
             return await self._made(request, make, drop)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             if not late:  # else it ends, and is counted, as others are
                 self._service.meters.dropped()
             raise
