@@ -7,6 +7,7 @@ import gc
 import json
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -694,6 +695,36 @@ def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch)
 
 
 # --- the event loop
+
+
+def test_any_thread_may_ask_whether_workers_are_busy() -> None:
+    """As the scheduler does before each forward pass, while calls begin and end."""
+    workers = intake.Workers("test", 2)
+    faults: list[BaseException] = []
+    is_over = Event()
+
+    def ask() -> None:
+        try:
+            while not is_over.is_set():
+                assert workers.is_busy in (True, False)
+        except BaseException as error:  # noqa: BLE001  shown below
+            faults.append(error)
+
+    async def call() -> None:
+        for _ in range(40):
+            await asyncio.gather(*(workers.run(int) for _ in range(100)))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    asking = Thread(target=ask)
+    asking.start()
+    try:
+        asyncio.run(call())
+    finally:
+        sys.setswitchinterval(before)
+        is_over.set()
+        asking.join()
+    assert not faults
 
 
 def test_bodies_are_parsed_rendered_and_understood_in_other_threads(

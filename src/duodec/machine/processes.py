@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_native_id
 
 OWN_GROUP = "import os\nos.setpgid(0, 0)\n"
 """How the program of a process of ours begins, so that the terminal's Ctrl-C and Ctrl-Z do not
@@ -36,6 +38,12 @@ def share_with_others(pid: int) -> None:
     with suppress(OSError):
         own = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, pid, min(own + _LESS, _LEAST))
+
+
+def share_thread_with_others() -> None:
+    """The same for the calling thread, on Linux, where threads have priorities of their own."""
+    if sys.platform == "linux":
+        share_with_others(get_native_id())
 
 
 def yield_to_all(pid: int) -> None:

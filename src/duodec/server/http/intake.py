@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 from duodec.machine.cores import available_cores
+from duodec.machine.processes import share_thread_with_others
 from duodec.server.errors import ApiError, busy, timed_out
 from duodec.server.http.body_budget import BodyBudget
 from duodec.server.settings import Settings
@@ -51,7 +52,8 @@ class Intake:
         self._settings = settings
         self._small = Workers("duodec-prepare", _NUM_THREADS)
         num_long = 1 if len(available_cores()) <= _FEW_CORES else _NUM_THREADS
-        self._large = Workers("duodec-prepare-large", num_long)
+        # on few cores, what a large body takes would be taken from forward passes
+        self._large = Workers("duodec-prepare-large", num_long, share_thread_with_others)
         self._quick = Workers("duodec-grammar-quick", num_long)
         self._grammars = Workers("duodec-grammar", _NUM_THREADS)
         self._kinds = (self._small, self._large, self._quick, self._grammars)
@@ -164,8 +166,12 @@ class Workers:
     cannot be interrupted holds up neither the event loop nor the end of the process.
     """
 
-    def __init__(self, name: str, num_threads: int) -> None:
+    def __init__(
+        self, name: str, num_threads: int, begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """``begin`` is called in each thread when it starts."""
         self._name = name
+        self._begin = begin
         self._num_threads = num_threads
         self._calls: PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]
         self._calls = PriorityQueue()
@@ -190,9 +196,8 @@ class Workers:
 
     @property
     def is_busy(self) -> bool:
-        """A call is being made."""
-        with self._lock:
-            return any(future.running() for future in self._open)
+        """A call is being made. Any thread may ask."""
+        return any(future.running() for future in tuple(self._open))  # others add and end calls
 
     def _start(self) -> None:
         while len(self._threads) < self._num_threads:
@@ -201,6 +206,7 @@ class Workers:
             self._threads[-1].start()
 
     def _work(self) -> None:
+        self._begin()
         while True:
             *_, future, call = self._calls.get()
             if not future.set_running_or_notify_cancel():
