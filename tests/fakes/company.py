@@ -24,6 +24,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
 from duodec.core.rows import Row
+from duodec.core.sampling.least import NoEndBefore
 from duodec.core.sampling.logprobs import Logprob
 from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler, SamplingParams
 from duodec.core.text import TextStream
@@ -287,6 +288,7 @@ class Wish:
     ends: bool  # the end token ends it
     stop_after: int | None  # rounds, after which it is told to end with what there is
     num_prompt_logprobs: int | None
+    owner: str
 
     @property
     def is_doomed(self) -> bool:
@@ -336,7 +338,8 @@ def _wish(chance: Random, prompts: Sequence[tuple[int, ...]], methods: Sequence[
     prompt = pick(prompts)
     if chance.random() < 0.03:
         prompt = (DOOM, *prompt[: chance.randrange(6)])
-    mask = RuleMask(_in_turn) if chance.random() < 0.15 else None
+    masks = [RuleMask(_in_turn), NoEndBefore(pick([3, 12]), [END], NUM_VOCAB)]
+    mask = pick(masks) if chance.random() < 0.3 else None
     return Wish(
         prompt,
         Sampler(params, chance.randrange(3), len(prompt), mask),
@@ -346,6 +349,7 @@ def _wish(chance: Random, prompts: Sequence[tuple[int, ...]], methods: Sequence[
         ends=chance.random() < 0.5,
         stop_after=pick([None] * 9 + [2]),
         num_prompt_logprobs=pick([None, None, None, 0, 2]),
+        owner=pick(["", "", "", "alice"]),
     )
 
 
@@ -510,6 +514,7 @@ class Company:
             takes_turns=self.takes_turns,
             clock=self.clock,
             is_end=lambda token: wish.ends and token == END,
+            owner=wish.owner,
             stream=TextStream(lambda token: letter(token).encode(), wish.sampler.params.stop),
             num_logprobs=wish.num_logprobs,
             num_prompt_logprobs=wish.num_prompt_logprobs,

@@ -59,7 +59,7 @@ def use(patch: pytest.MonkeyPatch) -> None:
     them, it can be copied."""
     for compiled, oracle in ((Suffixes, PythonSuffixes), (RecycledRows, PythonRows)):
         for name, function in vars(oracle).items():
-            if callable(function):
+            if callable(function) or isinstance(function, property):
                 patch.setattr(compiled, name, function, raising=False)
     for module in (protocols, rows, sampler):
         patch.setattr(module, "ranking", Ranking)
@@ -456,6 +456,10 @@ class PythonSuffixes:
 
     def __len__(self) -> int:
         return self._num_tokens
+
+    @property
+    def num_cells(self) -> int:
+        return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:

@@ -223,6 +223,25 @@ def test_cells_of_another_owner_are_computed(counted: Counted, dense: LlamaModel
     llm.target.close()
 
 
+@pytest.mark.usefixtures("any_copy_pays")
+def test_a_slot_that_another_owner_has_taken_is_no_longer_copied_from(
+    counted: Counted, dense: LlamaModel
+) -> None:
+    """It was hers when her request began; his, for the same prompt, is read ahead of hers."""
+    dice = Random(6)
+    prompt = words(dice, 90)
+    llm = llm_of(dense, dense, "dense", 2)
+    for num in (400, 99):  # the first is too long to make way for short prompts
+        submit(llm, words(dice, num), owner="alice")
+        run(llm)
+    counted.num = 0
+    both = [submit(llm, prompt, owner=owner) for owner in ("alice", "bob")]
+    run(llm)
+    assert [done(said).num_cached for said in both] == [0, 0]
+    assert counted.num == 2 * len(prompt)
+    llm.target.close()
+
+
 def test_a_title_leaves_the_conversation_where_it_is(counted: Counted, dense: LlamaModel) -> None:
     """A small request overlaps the first turn; the second turn computes what is new."""
     dice = Random(2)

@@ -1,4 +1,4 @@
-"""Several models, space for one: who asks for the other again and again stalls nobody else.
+"""Several models, space for one: a client that requests the other again and again stalls nobody.
 
 Time is a number here; loading takes six seconds of it, and a request a fifth of one.
 """

@@ -160,6 +160,11 @@ def test_a_custom_tool_that_is_required_is_called_with_a_text() -> None:
         ({"tools": "x"}, "tools is a string"),
         ({"tools": [{"type": "namespace", "name": "x", "tools": 5}]}, "whose tools are a number"),
         ({"tools": [{"type": "namespace", "name": "x", "tools": [5]}]}, "a tool without a type"),
+        (
+            {"tools": [{"type": "namespace", "name": "x", "tools": [
+                {"type": "namespace", "name": "y", "tools": []}]}]},
+            "has a namespace, y, in another one",
+        ),
         ({"input": [{"type": "custom_tool_call", "name": "x"}]}, "no name or no input"),
         ({"input": [{"type": "function_call_output", "output": 3}]}, "input[0].output is no text"),
         ({"truncation": "left"}, "truncation"),

@@ -46,8 +46,7 @@ class Suffixes:
         """``max_depth``: tokens of a match, and of its continuation, at most; each sequence takes
         so many tokens more. When a sequence ends with more than ``max_tokens`` in all, the older
         half is forgotten."""
-        self._max_depth, self._max_tokens = max_depth, max_tokens
-        self.num_cells = max_depth  # of its memory: tokens, and what parts sequences
+        self._max_depth = max_depth
         self._store = Handle("suffixes", max_depth, max_tokens)
 
     def __len__(self) -> int:
@@ -55,18 +54,20 @@ class Suffixes:
         store = self._store
         return int(store.library.duodec_suffixes_size(store.address))
 
+    @property
+    def num_cells(self) -> int:
+        """Cells of its memory: tokens, and what separates sequences."""
+        store = self._store
+        return int(store.library.duodec_suffixes_cells(store.address))
+
     def extend(self, tokens: Iterable[int]) -> None:
         """Append to the current sequence."""
         store, added = self._store, array("i", tokens)
-        self.num_cells += len(added)
         store.library.duodec_suffixes_extend(store.address, address(added), len(added))
 
     def end(self) -> None:
         """End the current sequence; the next token begins another."""
         self._store.library.duodec_suffixes_end(self._store.address)
-        self.num_cells += self._max_depth
-        if self.num_cells > self._max_tokens:
-            self.num_cells = self._max_depth + self.num_cells - self.num_cells // 2
 
     @classmethod
     def by_owner(cls, max_depth: int) -> ByOwner[Suffixes]:

@@ -57,6 +57,7 @@ _RESULTS_AND_ARGUMENTS = {
     "duodec_suffixes_new": (c_void_p, [c_int64, c_int64]),
     "duodec_suffixes_free": (None, [c_void_p]),
     "duodec_suffixes_size": (c_int64, [c_void_p]),
+    "duodec_suffixes_cells": (c_int64, [c_void_p]),
     "duodec_suffixes_extend": (None, [c_void_p, c_void_p, c_int64]),
     "duodec_suffixes_end": (None, [c_void_p]),
     "duodec_suffixes_speculate": (

@@ -29,6 +29,8 @@ class Suffixes {
 
     int64_t size() const { return num_tokens; }
 
+    int64_t num_cells() const { return int64_t(tokens.size()); }
+
     void extend(const int32_t *added, int64_t num) {
         for (int64_t i = 0; i < num; ++i) {
             places[added[i]].push_back(int32_t(tokens.size()));
@@ -186,6 +188,10 @@ void duodec_suffixes_free(void *suffixes) { delete static_cast<Suffixes *>(suffi
 
 int64_t duodec_suffixes_size(const void *suffixes) {
     return static_cast<const Suffixes *>(suffixes)->size();
+}
+
+int64_t duodec_suffixes_cells(const void *suffixes) {
+    return static_cast<const Suffixes *>(suffixes)->num_cells();
 }
 
 void duodec_suffixes_extend(void *suffixes, const int32_t *tokens, int64_t num) {

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from duodec.core.rows import log_normaliser, top
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import GrammarEnded
+from duodec.core.sampling.least import NoEndBefore
 from duodec.core.sampling.sampler import Context, Distribution, Sampler, SamplingParams
 from duodec.errors import BadOption
 
@@ -507,3 +508,13 @@ def test_where_every_token_is_banned_none_is_drawn(temperature: float, cut) -> N
     assert left.distribution(ROW, context).tokens.tolist() == [2]
     after_the_end = Context(np.array([1, 2], dtype=np.int32))
     assert sampler([2], Only((2,))).draw(ROW, after_the_end).token in (0, 1)
+
+
+def test_min_tokens_where_all_else_is_banned_names_the_remedy() -> None:
+    params = SamplingParams(min_tokens=3, logit_bias={0: -np.inf, 1: -np.inf})
+    sampler = Sampler(params, 0, 1, NoEndBefore(3, [2], 3))
+    row, text = np.zeros(3, dtype=np.float32), np.array([1, 1], dtype=np.int32)
+    with pytest.raises(BadOption, match=r"token 2 .* lower min_tokens, or ban fewer tokens"):
+        sampler.draw(row, Context(text))
+    enough = np.array([1, 1, 1, 1], dtype=np.int32)
+    assert sampler.draw(row, Context(enough)).token == 2

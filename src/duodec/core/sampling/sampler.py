@@ -327,12 +327,14 @@ class Sampler:
         """What a row raises of whose tokens none is left to draw."""
         completion = context.completion(self.num_prompt_tokens)
         allowed = self.mask.allowed(completion) if self.mask is not None else None
+        why = "every token is banned; ban"
         if self.mask is not None and allowed is not None:
             if any(allowed[end] for end in self.mask.ends):
                 return GrammarEnded()
-            why = "every token that the grammar allows there is banned; change the grammar, or ban"
-        else:
-            why = "every token is banned; ban"
+            if self.params.min_tokens:
+                why = "every token but the ends is banned; lower min_tokens, or ban"
+            else:
+                why = "every token that the grammar allows there is banned; change it, or ban"
         place = f"token {len(completion) + 1} of the completion"
         return BadOption(f"{place} cannot be drawn: {why} fewer tokens with logit_bias")
 

@@ -51,7 +51,7 @@ class BodyBudget:
             longest.is_over.set_result(None)
 
     def add(self, num_bytes: int) -> None:
-        """What is stored belongs to a request, too. Raises ApiError where there is no room."""
+        """What is stored belongs to a request, too. Raises ApiError where it does not fit."""
         if self.num_bytes + num_bytes > self.most_bytes:
             raise busy(1, "too many long conversations are being prepared; ask again in a moment")
         self.num_bytes += num_bytes
@@ -74,7 +74,7 @@ class HeldBody:
         self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def grow(self, num_bytes: int) -> None:
-        """It has so many bytes by now. Raises ApiError where there is no room for them."""
+        """It has so many bytes by now. Raises ApiError where they do not fit."""
         if num_bytes > SMALL_BYTES:
             self._budget.grow(self, num_bytes)
 

@@ -122,7 +122,7 @@ class Intake:
 
     def weigh(self, num_bytes: int) -> None:
         """The request in work has so many bytes more than it sent, from what is stored. Raises
-        ApiError where there is no room for them among the bodies."""
+        ApiError where they do not fit among the bodies."""
         task, arrival = asyncio.current_task(), _arrival.get()
         if task not in self._tasks or arrival is None:
             return

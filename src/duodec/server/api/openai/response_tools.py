@@ -97,6 +97,8 @@ def _read(tool: Any, namespace: str | None) -> Iterator[SentTool]:
         inner = tool.get("tools", [])
         if not isinstance(inner, list):
             raise refused(f"has a namespace whose tools are {kind(inner)}; send an array")
+        if namespace is not None:  # its calls could not be named back
+            raise refused(f"has a namespace, {name[:100]}, in another one; send it by itself")
         for one in inner:
             yield from _read(one, name)
         return
