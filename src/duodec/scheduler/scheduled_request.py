@@ -46,6 +46,7 @@ class ScheduledRequest:
         self.need: Need | None = None  # what it waits for
         self.deadline_s = 0.0  # of a `Wait`
         self.part: Tokens | None = None  # of a long prompt, in the next forward pass
+        self.most_scored: int | None = None  # tokens of a prompt that has logprobs; None: all
         self.num_computed = 0  # tokens of the prompt, so far
         self.others: tuple[Slot, ...] = ()  # slots that a target copies from
         self.num_restarts = 0  # of the drafter, before
@@ -65,6 +66,8 @@ class ScheduledRequest:
         request, need = self.request, self.need
         assert isinstance(need, Score)
         query = request.query(need)
+        if self.most_scored is not None:
+            query = replace(query, draft=query.draft.within(self.most_scored, self.most_scored))
         if self.part is not None:
             query = Query(request.slot, self.part, sampler=request.sampler)
         cache = self.slot.cache.number
@@ -74,10 +77,14 @@ class ScheduledRequest:
 
     def is_long(self, num_chunk: int | None) -> bool:
         """Whether more of its text is unread than one part of ``num_chunk`` tokens; then it is
-        cut, where the target's blocks end: it would read the rest of one again."""
-        self.part = None
+        cut, where the target's blocks end: it would read the rest of one again. A prompt that has
+        logprobs is long to its end, and so many rows are dear: each has logits."""
+        self.part = self.most_scored = None
         if num_chunk is None:
             return False
+        if isinstance(self.need, Score) and self.need.num_text is not None:
+            self.most_scored = num_chunk // 2
+            return True
         traits = self.slot.cache.traits
         num_chunk = -(-num_chunk // traits.num_block) * traits.num_block
         text = self.query().text
