@@ -447,7 +447,7 @@ def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
             ]
         )
         assert pool.thread.drain(LONG_S)
-    assert seen[:6] == [[64], [64], [128], [128], [192], [200, 144]]
+    assert seen[:7] == [[64], [64], [128], [128], [192], [192], [200, 200]]
     for text, outputs in zip(texts, said, strict=True):
         assert isinstance(done := outputs[-1], Done)
         assert list(done.finished.tokens) == plain_text(TABLE, params, 60, text)
@@ -473,6 +473,52 @@ def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
         reader.result(), short.result()
     parts = [max(found) for found in seen if len(found) > 1]
     assert parts[:16] == [*range(16, 250, 16), 250]
+
+
+def test_prompts_that_are_read_beside_a_completion_make_one_part_together() -> None:
+    """However many there are, and though each of them is short."""
+    seen: list[list[int]] = []
+    target = Counted(TableTarget(TABLE), on_score=lambda qs: seen.append([len(q.text) for q in qs]))
+    llm = engine_of()
+    with served(llm, target, num_chunk=64) as pool:
+        llm.scheduler.num_chunk_in_company = 16
+        first = Listener(Ask(tuple(i % 31 for i in range(100)), max_tokens=200, method="ar"))
+        pool.submit(first)
+        first.outputs.get(timeout=LONG_S)
+        texts = [tuple((i * k) % 31 for i in range(12)) for k in (3, 5, 7)]
+        asks = [Ask(text, max_tokens=20, method="ar") for text in texts]
+        done = answers(pool, asks)
+        first.result()
+    for ask, found in zip(asks, done, strict=True):
+        assert list(found.finished.tokens) == expected(ask)
+    beside = [lengths.count(12) for lengths in seen if max(lengths) >= 100]
+    assert max(beside) == 1
+
+
+def test_a_prompt_that_has_logprobs_is_scored_in_small_parts_beside_others() -> None:
+    widths: list[list[int]] = []
+    target = Counted(
+        TableTarget(TABLE), on_score=lambda qs: widths.append([len(q.draft) for q in qs])
+    )
+    llm = engine_of(num_context=2000)
+    with served(llm, target, num_chunk=64) as pool:
+        llm.scheduler.num_chunk_in_company = 16
+        short = Listener(Ask((1, 2, 3), max_tokens=100, method="ar"))
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+        said: list[Output] = []
+        pool.thread.submit(
+            [llm.scheduled(tuple(i % 31 for i in range(800)), params, method="ar", say=said.append)]
+        )
+        short.result()
+        assert pool.thread.drain(LONG_S)
+    assert isinstance(said[-1], Done)
+    logprobs = [one for output in said if isinstance(output, Piece | Done)
+                for one in output.prompt_logprobs]  # fmt: skip
+    assert len(logprobs) == 800
+    assert max(max(found) for found in widths if len(found) > 1) == 4
+    assert max(max(found) for found in widths if len(found) == 1) > 4  # alone
 
 
 def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:

@@ -361,9 +361,9 @@ def test_a_target_leaves_cores_to_large_requests_that_are_prepared(shares_cores:
         text = server.chat("hi", speculation={"method": "ar"}).json()["choices"]
         assert True not in shared
         large = clients.submit(server.complete, LONG, max_tokens=1)
-        until(lambda: server.service.intake.is_preparing_large)
+        until(lambda: server.service.intake.is_computing_long)
         assert server.chat("hi", speculation={"method": "ar"}).json()["choices"] == text
-        assert server.service.intake.is_preparing_large
+        assert server.service.intake.is_computing_long
         assert (True in shared) == shares_cores
         assert large.result().status_code == 200
         shared.clear()

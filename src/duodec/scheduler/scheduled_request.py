@@ -83,7 +83,7 @@ class ScheduledRequest:
         if num_chunk is None:
             return False
         if isinstance(self.need, Score) and self.need.num_text is not None:
-            self.most_scored = num_chunk // 2
+            self.most_scored = max(1, num_chunk // 4)
             return True
         traits = self.slot.cache.traits
         num_chunk = -(-num_chunk // traits.num_block) * traits.num_block
@@ -96,6 +96,17 @@ class ScheduledRequest:
         # parts end at multiples of their length, however much was known before
         self.part = text[: (num_known // num_chunk + 1) * num_chunk + traits.num_continued]
         return True
+
+    @property
+    def is_at_prompt(self) -> bool:
+        """Its first token is not drawn yet."""
+        return self.first_s is None
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that its next forward pass reads or scores, as far as it is not cut."""
+        query = self.query()
+        return len(query.text) - self._num_known(query.text) + len(query.draft)
 
     def _num_known(self, text: Tokens) -> int:
         """Tokens of a text that its slot's cache holds, or the target copies there."""

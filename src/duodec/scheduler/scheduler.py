@@ -89,6 +89,7 @@ class Scheduler:
         self._last_prefill = -1
         self._flight: _Flight | None = None
         self._is_sharing: bool | None = None  # the cores, by the last forward pass
+        self.has_all_cores = False  # a forward pass computes on all of them now
         self._rehearsal = Rehearsal(self.warm_up, self.clock)
         self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
@@ -145,6 +146,7 @@ class Scheduler:
         begin_s = self.clock()
         if flight.is_here:
             flight.start_s = begin_s
+            self.has_all_cores = not self._is_sharing
         due_s = flight.launched.due_s
         late_s = max(0.0, begin_s - due_s)
         try:
@@ -158,6 +160,8 @@ class Scheduler:
             for entry in flight.entries:
                 entry.slot.forget()
             raise
+        finally:
+            self.has_all_cores = False
         if late_s:  # the caller's time, not the target's
             for entry in flight.entries:
                 entry.request.outside_s += late_s
@@ -320,22 +324,30 @@ class Scheduler:
     # --- the forward pass
 
     def _batch(self) -> list[ScheduledRequest]:
-        """All that decode, and one of those that prefill a long text."""
+        """All that decode, and of those that prefill, which take turns, as many as have no more
+        tokens together than a part of a long text, or one."""
+        due = [entry for entry in self.running if isinstance(entry.need, Score)]
+        if len(self.running) > 1:
+            for entry in due:
+                self._choose_cache(entry)
         num_chunk = self.num_chunk_in_company or self.num_chunk
-        batch: list[ScheduledRequest] = []
-        prefills: list[ScheduledRequest] = []
-        for entry in self.running:
-            if isinstance(entry.need, Score):
-                if len(self.running) > 1:
-                    self._choose_cache(entry)
-                (prefills if entry.is_long(num_chunk) else batch).append(entry)
-        if prefills:
-            later = [entry for entry in prefills if entry.request.slot > self._last_prefill]
-            prefill = (later or prefills)[0]  # they take turns
-            self._last_prefill = prefill.request.slot
-            if not batch:
-                prefill.is_long(self.num_chunk)  # nobody waits for a larger part
-            batch.append(prefill)
+        if num_chunk is None:
+            return due
+        if self.is_crowded():
+            num_chunk = -(-num_chunk // 2)  # fewer cores compute them
+        prefills = [entry for entry in due if entry.is_long(num_chunk) or entry.is_at_prompt]
+        batch = [entry for entry in due if entry not in prefills]
+        if not batch:
+            num_chunk = self.num_chunk  # nobody waits for a larger part
+        num_read = 0
+        for entry in sorted(prefills, key=lambda one: one.request.slot <= self._last_prefill):
+            entry.is_long(num_chunk)
+            num_own = entry.num_unread
+            if num_read and num_chunk is not None and num_read + num_own > num_chunk:
+                break
+            num_read += num_own
+            self._last_prefill = entry.request.slot
+            batch.append(entry)
         return batch
 
     def _launched(self, batch: Sequence[ScheduledRequest]) -> _Flight:

@@ -201,9 +201,9 @@ class Routes:
         data = bytearray()
         async for part in request.stream():
             data += part
-            held.grow(len(data))
             if len(data) > most:
                 raise too_large(most)
+            await held.grow(len(data))
         return bytes(data)
 
     async def _response(

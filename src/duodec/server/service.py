@@ -76,6 +76,9 @@ class Service:
             most_stay_s=_STAY_SHARE * settings.timeout_s,
             most_waiting=settings.num_slots + settings.num_queued // 2,
         )  # fmt: skip
+        self.intake.are_cores_taken = lambda: any(
+            model.llm.scheduler.has_all_cores for model in self.models.loaded
+        )
         self._lock = FairLock() if len(sources) > 1 else None
         self._is_started = self._is_closing = False
         self._watch()

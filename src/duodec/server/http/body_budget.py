@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 from duodec.server.errors import ApiError, busy
 
 SMALL_BYTES = 64 << 10
 _NUM_LARGEST = 16  # bodies of the size that a server takes
+_SLOW_RATE = 16e6  # bytes a second that are read of all of them together where there are many
 
 
 class BodyBudget:
@@ -25,6 +27,7 @@ class BodyBudget:
         self.most_bytes = _NUM_LARGEST * max_body_bytes
         self.num_bytes = 0
         self._receiving: dict[HeldBody, None] = {}  # the longest first
+        self._next_s = 0.0  # when more is read, where there are many
 
     @contextmanager
     def hold(self) -> Iterator[HeldBody]:
@@ -50,6 +53,15 @@ class BodyBudget:
                 raise _too_much()
             longest.is_over.set_result(None)
 
+    def pause_s(self, num_bytes: int) -> float:
+        """How long whoever has sent so many bytes waits before more is read. Where half of the
+        memory is taken, most of them are refused in the end, and the event loop has other work."""
+        now_s = perf_counter()
+        if self.num_bytes < self.most_bytes // 2:
+            return 0.0
+        self._next_s = max(now_s, self._next_s) + num_bytes / _SLOW_RATE
+        return self._next_s - now_s
+
     def add(self, num_bytes: int) -> None:
         """What is stored belongs to a request, too. Raises ApiError where it does not fit."""
         if self.num_bytes + num_bytes > self.most_bytes:
@@ -73,10 +85,13 @@ class HeldBody:
         self.num_bytes = 0  # that count
         self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def grow(self, num_bytes: int) -> None:
+    async def grow(self, num_bytes: int) -> None:
         """It has so many bytes by now. Raises ApiError where they do not fit."""
         if num_bytes > SMALL_BYTES:
+            num_new = num_bytes - self.num_bytes
             self._budget.grow(self, num_bytes)
+            if pause_s := self._budget.pause_s(num_new):
+                await asyncio.sleep(pause_s)
 
     async def received(self, reading: asyncio.Future[bytes], most_s: float) -> bytes:
         """What ``reading`` returns. Raises ApiError where this body made room for others, and

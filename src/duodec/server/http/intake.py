@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from queue import PriorityQueue
 from threading import Lock, Thread
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, ParamSpec, TypeVar
 
 from duodec.machine.cores import available_cores
@@ -30,6 +30,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SMALL_BYTES = 16 << 10  # bodies that are prepared in milliseconds, whatever they hold
 _NUM_THREADS = 2  # of each kind of work
+_MOST_WAIT_S, _LOOK_S = 0.5, 0.002  # for the end of a forward pass
 _FEW_CORES = 3  # or fewer: one thread for each kind of work that takes long
 
 
@@ -53,12 +54,17 @@ class Intake:
         self._small = Workers("duodec-prepare", _NUM_THREADS)
         num_long = 1 if len(available_cores()) <= _FEW_CORES else _NUM_THREADS
         # on few cores, what a large body takes would be taken from forward passes
-        self._large = Workers("duodec-prepare-large", num_long, share_thread_with_others)
-        self._quick = Workers("duodec-grammar-quick", num_long)
-        self._grammars = Workers("duodec-grammar", _NUM_THREADS)
+        wait = self._wait_for_cores
+        self._large = Workers("duodec-prepare-large", num_long, share_thread_with_others, wait)
+        self._quick = Workers("duodec-grammar-quick", num_long, before=wait)
+        self._grammars = Workers("duodec-grammar", _NUM_THREADS, before=wait)
         self._kinds = (self._small, self._large, self._quick, self._grammars)
         self._tasks: dict[asyncio.Task[Any], int] = {}  # bytes of each that were not sent with it
         self.bodies = BodyBudget(settings.max_body_bytes)
+        self.are_cores_taken: Callable[[], bool] = lambda: False
+        """Whether a forward pass computes on all cores. One that begins later leaves some of them
+        to what takes long here, but one whose threads wait for each other at every step, with
+        another thread between them, takes ten times as long."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._why: ApiError | None = None  # nothing is prepared any more
 
@@ -73,9 +79,9 @@ class Intake:
         return any(kind.is_busy for kind in self._kinds)
 
     @property
-    def is_preparing_large(self) -> bool:
-        """A thread parses or tokenises a large request."""
-        return self._large.is_busy
+    def is_computing_long(self) -> bool:
+        """A thread parses or tokenises a large request, or reads or compiles a grammar."""
+        return self._large.is_busy or self._quick.is_busy or self._grammars.is_busy
 
     @property
     def begin_s(self) -> float:
@@ -151,6 +157,11 @@ class Intake:
             with suppress(RuntimeError):  # the loop is closed: there is nothing left to end
                 self._loop.call_soon_threadsafe(self._end_all)
 
+    def _wait_for_cores(self) -> None:
+        end_s = perf_counter() + _MOST_WAIT_S
+        while self.are_cores_taken() and perf_counter() < end_s:
+            sleep(_LOOK_S)
+
     def _end_all(self) -> None:
         for task in list(self._tasks):
             task.cancel()
@@ -167,11 +178,15 @@ class Workers:
     """
 
     def __init__(
-        self, name: str, num_threads: int, begin: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        num_threads: int,
+        begin: Callable[[], None] = lambda: None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
-        """``begin`` is called in each thread when it starts."""
+        """``begin`` is called in each thread when it starts, ``before`` there before each call."""
         self._name = name
-        self._begin = begin
+        self._begin, self._before = begin, before
         self._num_threads = num_threads
         self._calls: PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]
         self._calls = PriorityQueue()
@@ -211,6 +226,7 @@ class Workers:
             *_, future, call = self._calls.get()
             if not future.set_running_or_notify_cancel():
                 continue
+            self._before()
             _make(future, call)
             del future, call
 

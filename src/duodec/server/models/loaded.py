@@ -86,7 +86,7 @@ class LoadedModel:
         llm.scheduler.most_slots = max(1, llm.scheduler.num_slots - 1)
         if llm.shares_cores:
             llm.scheduler.num_chunk_in_company = 32  # takes two to four times as long as a token
-            llm.scheduler.is_crowded = lambda: intake.is_preparing_large
+            llm.scheduler.is_crowded = lambda: intake.is_computing_long
         self.scheduler = SchedulerThread(llm.scheduler, num_queued=settings.num_queued, lock=lock)
 
     @property
