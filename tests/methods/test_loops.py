@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -43,10 +45,11 @@ from duodec.drafting.growth import Tree
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
 from duodec.methods.lookup import continuation
+from duodec.methods.loops import plain_seconds
 from duodec.methods.registry import METHODS, method
-from duodec.methods.request import NoDrafter, Wait
+from duodec.methods.request import Forward, NoDrafter, Wait
 from duodec.planning.costs import Costs
-from duodec.planning.governor import Governor
+from duodec.planning.governor import Governor, Sources
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
 DRAFTED = [name for name in METHODS if METHODS[name]().needs_draft_model]
@@ -562,6 +565,19 @@ def test_only_what_was_scored_is_counted_as_scored(name: str) -> None:
         assert target.num_branches_left_out > 0
 
 
+def test_a_chain_ends_after_a_token_that_its_draft_model_doubts() -> None:
+    model = TableModel(seed=7)
+    drafter = InlineDrafter(replace(model, noise=0.3).load())
+    drafted = {}
+    for name in ("sps:6", "sps:6:0.5", "sps:6:1"):
+        found, rounds = decode(name, target=TableTarget(model), drafter=drafter)
+        assert found == plain_text(model, SamplingParams(), len(found))
+        drafted[name] = [done.num_drafted for done in rounds[1:-6]]  # then little is left
+    assert set(drafted["sps:6"]) == {6}
+    assert set(drafted["sps:6:1"]) == {1}
+    assert 1 < sum(drafted["sps:6:0.5"]) / len(drafted["sps:6:0.5"]) < 6
+
+
 @pytest.mark.parametrize(("num_rows", "num_inferred"), [(1, 0), (6, 0), (8, 1)])
 def test_what_plain_decoding_takes_is_inferred_where_drafts_fill_padding(
     num_rows: int, num_inferred: int, monkeypatch: pytest.MonkeyPatch
@@ -582,6 +598,30 @@ def test_what_plain_decoding_takes_is_inferred_where_drafts_fill_padding(
     wanted = [done.end_s - done.start_s for done in drafted if done.num_drafted < num_rows]
     assert inferred == wanted
     assert len(drafted) > len(wanted) == num_inferred
+
+
+@pytest.mark.parametrize(
+    ("takes_turns", "shares_cores", "plain_length", "expected_s"),
+    [
+        (True, False, 0, 0.02),  # on a device, where nothing computes beside it
+        (True, True, 0, None),  # on cores, which others may use, too
+        (False, False, 0, None),  # a draft model computes beside it
+        (True, False, 9000, None),  # measured in a text of another length
+    ],
+)
+def test_what_plain_decoding_takes_follows_from_a_pass_with_a_draft_on_a_device(
+    takes_turns: bool, shares_cores: bool, plain_length: int, expected_s: float | None
+) -> None:
+    costs = Costs()
+    costs.teach({1: 0.01, 2: 0.012, 4: 0.015})
+    request = SimpleNamespace(
+        takes_turns=takes_turns, shares_cores=shares_cores, costs=costs,
+        text=np.zeros(100, dtype=np.int32), traits=TargetTraits(has_branches=False),
+    )  # fmt: skip
+    governor = Governor([Sources.ALL], plain_length=plain_length)
+    forward = Forward(cast(Any, None), 1.0, 1.03)  # the text is longer: twice as slow as measured
+    found = plain_seconds(Draft.chain([1, 2, 3]), forward, cast(Any, request), governor)
+    assert found == (None if expected_s is None else pytest.approx(expected_s))
 
 
 def test_a_round_that_drafts_nothing_is_no_draft_in_padding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,6 +71,8 @@ class LoadedTarget:
     place: str  # for people: its backend, device and number format
     free_bytes: Callable[[], int] | None = None  # of its own device's memory, if known
     widths: Widths = field(default_factory=Widths)  # rows of a forward pass that continues a text
+    pass_s: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of a forward pass by its rows, as far as loading measured them."""
     footprint: Footprint | None = None  # if it was estimated before loading
 
     @property

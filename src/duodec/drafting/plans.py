@@ -33,9 +33,12 @@ def rows_after(
 
 @dataclass(frozen=True)
 class Chain:
-    """One sequence of the draft's best guesses; with no tokens, the text is only prefilled."""
+    """One sequence of the draft's best guesses; with no tokens, the text is only prefilled. After
+    a token that the draft model gives less than ``least``, no further one is drafted: llama.cpp's
+    ``--draft-p-min``."""
 
     num_tokens: int
+    least: float = 0.0
 
     def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
         if self.num_tokens == 0:
@@ -43,9 +46,11 @@ class Chain:
         tree = Draft()
         for _ in range(self.num_tokens):
             ((row, context),) = rows_after(model, request, tree, [tree.leaf()])
-            tokens, _ = request.sampler.candidates(row, context, 1)
+            tokens, confidences = request.sampler.candidates(row, context, 1)
             tree = Draft.chain([*tree.tokens, int(tokens[0])])
             yield tree
+            if confidences[0] < self.least:
+                return
 
 
 @dataclass(frozen=True)

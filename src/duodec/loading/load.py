@@ -77,7 +77,7 @@ def load(
             on_warning(f"{pair.name}: {_NO_STATES}")
             drafter.close() if drafter else None
             drafter, pair = None, pair.without_draft()
-        costs = _costs(pair, plan)
+        costs = _costs(pair, plan, loaded, target)
         try:
             if pair.draft and is_for_device:
                 drafter = placing.place(pair, loaded, target, plan, costs, on_warning)
@@ -87,7 +87,7 @@ def load(
         except DuodecError as error:
             drafter.close() if drafter else None
             drafter, pair = None, pair.refuse_draft(error)
-            costs = _costs(pair, plan)
+            costs = _costs(pair, plan, loaded, target)
         if pair.no_draft:
             on_warning(f"no draft: {pair.no_draft}")
         return Loaded(
@@ -124,10 +124,18 @@ def unless_busy(pair: ResolvedPair, placement: Placement, num_busy: float) -> Re
     return pair.refuse_draft(why)
 
 
-def _costs(pair: ResolvedPair, plan: CorePlan) -> Costs:
-    """What a pair costs, as its profile has it."""
-    known = pair.profile
-    return known.costs(is_drafting=not plan.shares_cores) if known else Costs()
+def _costs(pair: ResolvedPair, plan: CorePlan, loaded: LoadedTarget, target: Target) -> Costs:
+    """What a pair costs, as its profile has it, or as its target on a device is measured here, so
+    that the first text is not spent on it."""
+    if known := pair.profile:
+        return known.costs(is_drafting=not plan.shares_cores)
+    costs = Costs()
+    if loaded.placement is Placement.ELSEWHERE and pair.config.pace_curve is None:
+        pass_s, widths = loaded.pass_s, loaded.widths
+        if widths and not pass_s:
+            pass_s = {widths.padded(1): placing.plain_seconds(target, loaded.num_context)}
+        costs.teach(pass_s)
+    return costs
 
 
 def _turns(

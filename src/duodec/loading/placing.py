@@ -69,7 +69,8 @@ def place(
     steps = Steps.of(drafter)
     assert pair.draft, "the caller checked for a draft"
     if steps is None or (
-        pair.config.draft_device == "auto" and not steps.pay(target, pair.draft.num_bytes)
+        pair.config.draft_device == "auto"
+        and not steps.pay(plain_seconds(target, loaded.num_context), pair.draft.num_bytes)
     ):
         drafter.close()
         return on_cpu()
@@ -101,16 +102,9 @@ class Steps:
         drafter.cancel(_SLOT)
         return cls(min(steps), min(reads))
 
-    def pay(self, target: Target, num_bytes: int) -> bool:
-        """Whether these steps are expected to bring more than those of a core, beside this target,
-        of a model of so many bytes."""
-        text: Tokens = np.zeros(_NUM_READ, dtype=np.int32)
-        times = []
-        for _ in range(1 + _RUNS):
-            begin_s = perf_counter()
-            target.score([Query(_SLOT, text)])
-            times.append(perf_counter() - begin_s)
-        forward_s = min(times[1:])
+    def pay(self, forward_s: float, num_bytes: int) -> bool:
+        """Whether these steps are expected to bring more than those of a core, of a model of so
+        many bytes, beside forward passes that take so long."""
         here = Forecast(forward_s, self.step_s).in_turns
         return here >= Forecast(forward_s, step_on_core_s(num_bytes)).in_parallel
 
@@ -119,6 +113,18 @@ class Steps:
         costs.observe_step(self.step_s)
         costs.observe_root(self.step_s)
         costs.observe_read(self.num_read, self.read_s)
+
+
+def plain_seconds(target: Target, num_context: int) -> float:
+    """Seconds of a forward pass of a target that goes on from a text, without a draft. The first
+    run reads the text and warms the device up."""
+    text: Tokens = np.zeros(min(_NUM_READ, num_context - 1), dtype=np.int32)
+    times = []
+    for _ in range(1 + _RUNS):
+        begin_s = perf_counter()
+        target.score([Query(_SLOT, text)])
+        times.append(perf_counter() - begin_s)
+    return min(times[1:])
 
 
 def _seconds(drafter: Drafter, text: Tokens, plan: Plan) -> float:

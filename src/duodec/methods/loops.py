@@ -25,6 +25,7 @@ from duodec.planning.planner import Planner
 from duodec.planning.sources import TextSources
 
 _DEAR = 32  # rounds of rest before a draft model is tried, for each round that a step of it takes
+_NEAR = 2048  # tokens of a text that change a forward pass by a few per cent
 LIKELIEST = Likeliest(num_tokens=Planner.num_tokens)
 """What a target's own heads propose; the planner decides how deep, and how much is scored."""
 Propose = Callable[[Request], Draft | Plan]
@@ -126,8 +127,10 @@ def streaming(
         if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
-            if sources != Sources.NONE and draft and costs_no_rows(draft, request.traits.widths):
-                governor.infer_plain(forward.duration_s)
+            if sources == Sources.NONE:
+                governor.plain_length = len(request.text)
+            elif draft and (plain_s := plain_seconds(draft, forward, request, governor)):
+                governor.infer_plain(plain_s)
         selector.finish_forward(
             offer,
             done.tokens,
@@ -136,6 +139,22 @@ def streaming(
             forward.scores.proposed().tree if heads else CandidateTree(),
         )
     texts.memory.decoding.observe(decoding_s, 1)
+
+
+def plain_seconds(
+    draft: Draft, forward: Forward, request: Request, governor: Governor
+) -> float | None:
+    """Seconds that a forward pass would have taken without its draft, where that needs no trial:
+    one that is padded to as many rows, or one on a device where nothing computes beside it, as long
+    as the text is about as long as when plain decoding was measured."""
+    if costs_no_rows(draft, request.traits.widths):
+        return forward.duration_s
+    if not request.takes_turns or request.shares_cores:
+        return None
+    if abs(len(request.text) - governor.plain_length) > _NEAR:
+        return None
+    costs = request.costs
+    return forward.duration_s * costs.forward_s(0) / costs.forward_s(len(draft))
 
 
 def costs_no_rows(draft: Draft, widths: Widths) -> bool:

@@ -87,7 +87,8 @@ def check_method(method: object) -> None:
 
 def method(name: str) -> Method:
     """A new method of that name, which has learned nothing yet. ``sps:2`` is `sps` with two draft
-    tokens a round. ``module:Class`` imports a class of yours; it is known by its own name from then
+    tokens a round, ``sps:16:0.75`` with 16 at most and none after one that the draft model gives
+    less than 0.75. ``module:Class`` imports a class of yours; it is known by its own name from then
     on. Raises BadOption, which lists the names."""
     base, _, number = name.partition(":")
     if base in METHODS:
@@ -107,11 +108,19 @@ def method(name: str) -> Method:
         )
     if base == name:
         return kind()
-    if "num_tokens" not in signature(kind).parameters:
+    settings = signature(kind).parameters
+    if "num_tokens" not in settings:
         raise BadOption(f"method '{base}' takes no number of draft tokens; write '{base}'")
+    number, has_least, least = number.partition(":")
     if not (number.isdecimal() and int(number) > 0):
         raise BadOption(f"'{name}' does not say how many tokens to draft; write, say, {base}:4")
-    return kind(num_tokens=int(number))  # type: ignore[call-arg]
+    if not has_least:
+        return kind(num_tokens=int(number))  # type: ignore[call-arg]
+    if "least" not in settings:
+        raise BadOption(f"method '{base}' takes no confidence; write {base}:{number}")
+    if not re.fullmatch(r"0?\.[0-9]+|[01]", least):
+        raise BadOption(f"'{name}' ends in no confidence from 0 to 1; write {base}:{number}:0.75")
+    return kind(num_tokens=int(number), least=float(least))  # type: ignore[call-arg]
 
 
 def check_usable(

@@ -19,9 +19,10 @@ class SpeculativeSampling(Method):
     needs_draft_model = True
 
     num_tokens: int = 4  # gamma
+    least: float = 0.0  # how likely the draft model finds a token after which it goes on
 
     def decode(self, request: Request) -> Loop:
         def propose(request: Request) -> Plan:
-            return Chain(min(self.num_tokens, request.room))
+            return Chain(min(self.num_tokens, request.room), self.least)
 
         return serial(request, propose)

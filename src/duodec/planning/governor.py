@@ -80,6 +80,7 @@ class Governor:
     backoff: int = 2
     pause_per_lost: int = 0
     allowance: float = math.inf
+    plain_length: int = 0  # of the text when plain decoding was measured: at first, while loading
     _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next rest, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of the rest

@@ -284,7 +284,7 @@ def test_rows_are_of_a_device(model: LlamaModel, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(BadOption, match=rf"rows is {wrong}; use 2 to 64"):
             EngineConfig(rows=wrong)
     monkeypatch.setattr(LlamaModel, "placement", Placement.ELSEWHERE)
-    assert chosen_widths(EngineConfig(rows=8), model) == Widths.only(8)
+    assert chosen_widths(EngineConfig(rows=8), model) == (Widths.only(8), {})
 
 
 @pytest.mark.parametrize("is_width_exact", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,7 +103,7 @@ def load(
         is_mapped=not config.no_mmap, has_mtp=has_mtp,
     )  # fmt: skip
     placement = model.placement
-    widths = chosen_widths(config, model)
+    widths, pass_s = chosen_widths(config, model)
 
     def start(num_context: int, plan: CorePlan) -> LlamaTarget:
         sizes: Any = {
@@ -144,7 +144,14 @@ def load(
         place += f", with the head {heads_path.name}"
     num_context = num_context or model.num_context_train
     return LoadedTarget(
-        model, placement, num_context, start, place, widths=widths, footprint=footprint
+        model,
+        placement,
+        num_context,
+        start,
+        place,
+        widths=widths,
+        pass_s=pass_s,
+        footprint=footprint,
     )
 
 
@@ -214,20 +221,22 @@ def _where(model: LlamaModel, num_layers: int) -> str:
     return f"{names}{part} and the CPU"
 
 
-def chosen_widths(config: Options, model: LlamaModel) -> Widths:
-    """Rows that a forward pass of a text may have on a device; any on a CPU and of a recurrent
-    model, where passes are not padded. Raises BadOption."""
+def chosen_widths(config: Options, model: LlamaModel) -> tuple[Widths, Mapping[int, float]]:
+    """Rows that a forward pass of a text may have on a device, and its seconds by its rows where
+    they were measured; any number on a CPU and of a recurrent model, where passes are not padded.
+    Raises BadOption."""
     if model.placement is Placement.CPU or model.is_recurrent:
         if config.rows:
             what = "a recurrent model's" if model.is_recurrent else "a CPU's"
             raise BadOption(
                 f"rows is {config.rows}, and {what} forward passes are not padded; leave it out"
             )
-        return Widths()
+        return Widths(), {}
     if config.rows:
-        return Widths.only(config.rows)
+        return Widths.only(config.rows), {}
     choice = choice_for(model, num_threads=config.threads or len(Topology.read().fast))
-    return Widths.only(choice.fastest) if config.fast else choice.widths
+    widths = Widths.only(choice.fastest) if config.fast else choice.widths
+    return widths, choice.seconds_of(widths)
 
 
 def placed_tensors(config: Options) -> list[overrides.Override]:

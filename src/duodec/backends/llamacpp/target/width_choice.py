@@ -69,6 +69,11 @@ class WidthChoice:
             rates.update({(n,): rate(self.seconds, (n,)) for n in own})
         return Widths(max(rates, key=rates.__getitem__))
 
+    def seconds_of(self, widths: Widths) -> dict[int, float]:
+        """Seconds of a pass by its rows, where passes have these widths."""
+        seconds = self.changing if len(widths.each) > 1 else self.seconds
+        return {n: seconds[n] for n in widths.each}
+
     @property
     def fastest(self) -> int:
         """The best one width, whatever its bits."""
