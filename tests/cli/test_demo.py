@@ -6,9 +6,11 @@ import math
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 from fakes import ROOT
@@ -27,6 +29,7 @@ from duodec.core.round import Round, Stats
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair
+from duodec.models import ollama
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 
@@ -68,7 +71,17 @@ def test_it_decodes_twice_at_the_pace_and_says_what_it_is(
     assert plain.partition("Plain decoding")[2].strip() == drafted.strip() != ""
     assert "10 ms a forward pass: a stand-in for a larger model on a GPU" in shown.err
     assert "x, the same 24 tokens" in shown.err
-    assert "With your own model: duodec generate -m" in shown.err
+    assert re.search(r"With your own model: \S+ run MODEL.gguf -md", shown.err)
+
+
+def test_it_names_a_model_of_ollamas_and_a_command_that_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo, "which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", [str(Path.cwd() / "place" / "bin" / "duodec")])
+    model = ollama.OllamaModel("small:1b", Path("models"), ())
+    monkeypatch.setattr(ollama, "installed", lambda: [model])
+    assert demo._command() == f"{Path('place', 'bin', 'duodec')} run small:1b"
 
 
 def test_a_busy_machine_gets_a_range(

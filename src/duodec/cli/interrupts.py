@@ -52,6 +52,15 @@ class Deadline:
         raise KeyboardInterrupt
 
 
+def end_as_interrupted() -> None:
+    """Let SIGTERM, and a terminal that is closed, do what Ctrl-C does: a command that has started
+    others ends them."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.getsignal(signal.SIGINT))
+
+
 class Stopped(Exception):
     """The user pressed Ctrl-C before the first token."""
 

@@ -119,7 +119,7 @@ def unless_busy(pair: ResolvedPair, placement: Placement, num_busy: float) -> Re
         return pair
     why = BackendUnavailable(
         f"other programs keep {num_busy:.1f} cores busy, which makes drafting with "
-        f"{pair.draft.path.name} on them slow; name it as `draft` to use it all the same"
+        f"{pair.draft_name} on them slow; name it as `draft` to use it all the same"
     )
     return pair.refuse_draft(why)
 

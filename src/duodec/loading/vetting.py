@@ -19,6 +19,7 @@ from typing import IO
 
 from duodec import errors
 from duodec.backends.llamacpp.checks.load_probe import REFUSED
+from duodec.backends.llamacpp.checks.self_test import installed_version
 from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.errors import DuodecError, ModelUnreadable
 from duodec.machine.processes import NO_GPU
@@ -58,8 +59,9 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
 
 
 def _versions() -> str:
-    """Others may crash where these do not, or know more that is wrong."""
-    return f"llama-cpp-python {version('llama-cpp-python')}, duodec {version('duodec')}"
+    """Others may crash where these do not, or know more that is wrong. Raises
+    BackendUnavailable."""
+    return f"llama-cpp-python {installed_version()}, duodec {version('duodec')}"
 
 
 def _try(path: Path, num_bytes: int, vocabulary_only: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fakes import ROOT
+from fakes.draft_processes import until
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp.build import native
@@ -21,6 +25,7 @@ from duodec.backends.llamacpp.build import processor as build
 from duodec.backends.llamacpp.checks import self_test
 from duodec.cli.app import run
 from duodec.errors import BackendUnavailable
+from duodec.loading.vetting import vetted
 from duodec.machine.install import pip_command
 from duodec.models import resolve
 
@@ -29,6 +34,9 @@ import os, sys, time
 from pathlib import Path
 with open(os.environ["CALLS"], "a") as calls:
     calls.write(" ".join(sys.argv[1:]) + "\\t" + os.environ.get("CMAKE_ARGS", "") + "\\n")
+if os.environ.get("HANGS") == sys.argv[1]:
+    Path(os.environ["CALLS"]).with_name("pid").write_text(str(os.getpid()))
+    time.sleep(300)
 if os.environ.get("BREAKS") == sys.argv[1]:
     print("CMake Error: no luck")
     sys.exit(1)
@@ -95,6 +103,34 @@ def test_a_build_that_fails_shows_the_end_of_its_log(
         native.find_or_build(pip, "a cpu", "", lambda line: None)
     assert "CMake Error: no luck" in capsys.readouterr().err
     assert not list((native.cache_folder() / "wheels").glob("building-*"))
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_build_that_is_stopped_leaves_no_process_and_no_folder(
+    name: str, pip: list[str], tmp_path: Path
+) -> None:
+    number = getattr(signal, name, None) or pytest.skip(f"no {name} here")
+    program = f"""
+import importlib.util, sys
+from contextlib import nullcontext
+from duodec.backends.cpu import cpu_key
+from duodec.backends.llamacpp.build import native
+from duodec.cli import app
+from duodec.machine import install
+install.pip_command = lambda: nullcontext({pip!r})
+sys.argv = ["duodec", "setup", "--rebuild"]
+app.main()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "HANGS": "wheel"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()[-1]) == (130, "interrupted")
+    until(lambda: not psutil.pid_exists(int((tmp_path / "pid").read_text())))
+    until(lambda: not list((native.cache_folder() / "wheels").glob("building-*")))
 
 
 @pytest.mark.parametrize(
@@ -352,6 +388,18 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "version", lambda name: "0.2.1")
     with pytest.raises(BackendUnavailable, match=r"0\.2\.1 is installed .* run `duodec setup`"):
         self_test.check()
+
+
+def test_a_model_that_nobody_pinned_is_refused_in_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise self_test.PackageNotFoundError(name)
+
+    monkeypatch.setattr(self_test, "version", missing)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BackendUnavailable, match="not built yet; run `duodec setup`"):
+        vetted(resolve(str(tmp_path / "model.gguf")))
 
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,8 @@ class ChatModels:
                 f"{pair.name} has no chat template: it is a base model, which continues text; "
                 "start with --raw for that, or choose a model tuned for chats"
             )
-        self._llm, self.target, self.draft = llm, target, pair.draft_name
+        drafting = pair.draft_name if llm.drafter else None  # it may have been left out
+        self._llm, self.target, self.draft = llm, target, drafting
 
     def switch(self, target: str) -> None:
         """Exchange the models; the one before is freed first, as both may not fit. If the new one

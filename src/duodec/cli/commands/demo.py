@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from shutil import which
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +35,7 @@ _WORTH = 1.1  # times plain decoding, and tokens a pass; below them a slower tar
 _PACE = "0.05"
 _LITTLE = "for so small a model drafts bring little on this processor alone"
 _LEAST_PACE_S = 0.001
-_YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Your question"'
+_YOUR_OWN = "run MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf"
 
 
 def demo(
@@ -63,7 +65,16 @@ def demo(
     except (Stopped, KeyboardInterrupt):
         say_dim("interrupted")
         raise typer.Exit(_INTERRUPTED) from None
-    say_dim(f"With your own model: {_YOUR_OWN}", is_copied=True)
+    say_dim(f"With your own model: {_command()}", is_copied=True)
+
+
+def _command() -> str:
+    """Runs a model of Ollama's that is on this machine, or names what to write for one."""
+    from duodec.models import ollama
+
+    own = next((f"run {model.name}" for model in ollama.installed()), _YOUR_OWN)
+    is_found = which("duodec") is not None
+    return f"{'duodec' if is_found else os.path.relpath(sys.argv[0])} {own}"
 
 
 def _compare(prompt: str, max_tokens: int, pace: str | None) -> bool | None:

@@ -104,6 +104,7 @@ def generate(
         warn("--show-draft has no effect: stdout is not a terminal")
     try:
         with closing(writer), open_llm(pair, on_warning=writer.warn, is_quiet=quiet) as engine:
+            drafting = pair.draft_name if engine.drafter else None  # it may have been left out
             tokens = engine.tokens_of(text if raw else messages(text, system))
             others = OtherPrograms()
             done = stream_completion(
@@ -121,13 +122,13 @@ def generate(
                 line = to_json(
                     done,
                     target=pair.name,
-                    draft=pair.draft_name,
+                    draft=drafting,
                     seed=sampling.seed,
                     pace_s=engine.pace_s,
                 )
                 put(f"{line}\n")
             if not quiet:
-                _close(engine, done, sampling, pair.draft_name)
+                _close(engine, done, sampling, drafting)
                 if not (json or done.is_interrupted or done.method == "ar"):
                     _compare(engine, done, sampling, others)
     except (Stopped, KeyboardInterrupt):

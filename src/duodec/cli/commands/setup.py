@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from duodec.cli.interrupts import end_as_interrupted
 from duodec.cli.options import option
 from duodec.cli.output import say_dim, warn
 from duodec.errors import BackendUnavailable
@@ -36,6 +37,7 @@ def setup(
     from duodec.backends.llamacpp.checks import self_test
     from duodec.machine.install import PipMissing, pip_command
 
+    end_as_interrupted()
     cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
     if not (rebuild or cmake_args or gpu):
         try:

@@ -104,9 +104,25 @@ def find_or_build(
             say("building llama.cpp with its own kernels instead")
             _build(pip, scratch, log, f"{_WITHOUT_KERNELS} {cmake_args}".strip(), say)
         _keep(scratch / "wheel", folder, "*.whl")
+    except KeyboardInterrupt:
+        _remove_later(scratch)
+        raise
     finally:
         shutil.rmtree(str(scratch), ignore_errors=True)
     return next(folder.glob("*.whl"))
+
+
+def _remove_later(scratch: Path) -> None:
+    """Remove a folder of some hundred megabytes in a process of its own: an interrupted one ends
+    sooner than that."""
+    program = "import shutil, sys; shutil.rmtree(sys.argv[1], True)"
+    subprocess.Popen(
+        [sys.executable, "-c", program, str(scratch)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _scratch_beside(folder: Path) -> Path:
@@ -178,6 +194,9 @@ def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None
             _keep(scratch / "toolkit", folder, toolchains.PACKAGED_NVCC)
         except (BuildFailed, OSError) as error:
             say(f"it is not to be had: {error}")
+        except KeyboardInterrupt:
+            _remove_later(scratch)
+            raise
         finally:
             shutil.rmtree(str(scratch), ignore_errors=True)
     nvcc: Path | None = toolchains.packaged_nvcc(folder)
@@ -277,7 +296,7 @@ def _build(
 ) -> None:
     """Build the wheel into `scratch/wheel`, with all output in `log`."""
     own = f" with {cmake_args}, which can take longer" if cmake_args else ""
-    say(f"building llama.cpp for this processor, once{own}; about 3 minutes on two cores")
+    say(f"building llama.cpp for this processor, once{own}; 3 to 8 minutes on two cores")
     # fmt: off
     command = [
         *pip, "wheel", "--verbose", "--no-deps", "--no-cache-dir",

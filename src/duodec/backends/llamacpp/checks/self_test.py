@@ -130,21 +130,29 @@ def deviation(rows: list[list[float]]) -> float:
 
 def _library_folder() -> Path:
     """Where the library's files are. Raises BackendUnavailable."""
-    spec = importlib.util.find_spec("llama_cpp")
-    try:
-        found = version(PACKAGE)
-    except PackageNotFoundError:
-        found = None
-    if spec is None or spec.origin is None or found is None:
-        raise BackendUnavailable(
-            "llama.cpp is not built yet; run `duodec setup` (about 3 minutes, once)"
-        )
+    found, spec = installed_version(), importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise _not_built()
     if found != VERSION:
         raise BackendUnavailable(
             f"{PACKAGE} {found} is installed and duodec needs {VERSION}; run `duodec setup`"
         )
     named = os.environ.get("LLAMA_CPP_LIB_PATH")
     return Path(named) if named else Path(spec.origin).parent / "lib"
+
+
+def installed_version() -> str:
+    """The version of the bindings. Raises BackendUnavailable where there are none."""
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError as error:
+        raise _not_built() from error
+
+
+def _not_built() -> BackendUnavailable:
+    return BackendUnavailable(
+        "llama.cpp is not built yet; run `duodec setup` (3 to 8 minutes on two cores, once)"
+    )
 
 
 def _key(folder: Path) -> str:
