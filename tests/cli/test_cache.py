@@ -46,7 +46,9 @@ def test_one_thing_is_cleared_or_all(cli: Cli, kept: Path) -> None:
 
 
 def test_it_asks_first(cli: Cli, kept: Path) -> None:
-    assert cli("cache", "clear", stdin="n\n")[0] == 130
+    status, _, err = cli("cache", "clear", stdin="n\n")
+    assert status == 1
+    assert err.endswith("nothing was removed\n")
     assert (kept / "models" / "a.gguf").exists()
     assert cli("cache", "clear", stdin="y\n")[0] == 0
     assert not (kept / "models").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -192,6 +193,8 @@ def test_who_comes_while_the_last_answers_end_is_told_to_come_back() -> None:
             assert refused.headers["retry-after"]
             assert '"finish_reason":"length"' in "".join(lines)
         assert server.wait() == 0
+        log = "\n".join(server.lines)
+        assert re.search(r"requests that may finish within \d+ s: 1; Ctrl-C again ends them", log)
 
 
 @pytest.mark.slow

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from duodec.cli.interrupts import Interruption
-from duodec.cli.output import CompletionWriter
-from duodec.core.events import Delta, Finished
+from duodec.cli.output import CompletionWriter, status
+from duodec.core.events import Delta, Finished, Started
 from duodec.core.round import median
 from duodec.core.sampling.sampler import SamplingParams
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
 
+_LONG = 256  # tokens of a prompt that take a moment on a CPU
 _PROBE_TOKENS = 8
 _LONGEST_PROBE_S = 3.0  # a comparison that takes longer is not worth the wait
 _PROBE_S = 1.0  # the limit once there are a few rounds
@@ -45,16 +46,27 @@ def stream_completion(
     interruption: Interruption,
     stop: Sequence[str] = (),
     choice: int = 0,
+    is_quiet: bool = False,
 ) -> StreamedCompletion:
-    """Stream the completion of a tokenised prompt. Raises Stopped, OutputClosed and what
+    """Stream the completion of a tokenised prompt, which a spinner says is read if it is long and
+    not ``is_quiet``. Raises Stopped, OutputClosed and what
     `LLM.stream` raises."""
     chosen = llm.method(method)
     params = replace(sampling, max_tokens=max_tokens, stop=tuple(stop))
     events = llm.stream(
         prompt, params, method=chosen, choice=choice, should_stop=lambda: interruption.is_asked
     )
-    with interruption, llm.checked_by(interruption.check), closing(cast(Any, events)):
+    with (
+        interruption,
+        llm.checked_by(interruption.check),
+        closing(cast(Any, events)),
+        ExitStack() as reading,
+    ):
+        if len(prompt) >= _LONG:
+            reading.enter_context(status(f"reading {len(prompt):,} tokens", is_quiet=is_quiet))
         for event in events:
+            if not isinstance(event, Started):
+                reading.close()
             if isinstance(event, Delta):
                 writer.write(event.segments)
             elif isinstance(event, Finished):

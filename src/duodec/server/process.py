@@ -148,6 +148,11 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what is new, end what is in work within the time it has, then the connections.
         Until then it listens: new clients are told to come back."""
+        if num_open := self._service.num_open:
+            log.info(
+                "requests that may finish within %g s: %d; Ctrl-C again ends them now",
+                self._service.settings.grace_s, num_open,
+            )  # fmt: skip
         draining = asyncio.ensure_future(asyncio.to_thread(self._service.drain))
         while not (draining.done() or self.force_exit):
             await asyncio.wait({draining}, timeout=_LOOK_S)

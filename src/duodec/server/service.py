@@ -131,6 +131,12 @@ class Service:
         num_slots = self.settings.num_slots * max(1, len(threads))
         return num_slots + self.settings.num_queued - num_there
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are decoded, or wait for it."""
+        threads = [model.scheduler for model in self.models.loaded]
+        return sum(thread.num_running + thread.num_waiting for thread in threads)
+
     def drain(self) -> None:
         """Let completions come to their end, for as long as they are given; then end them."""
         self._is_closing = True

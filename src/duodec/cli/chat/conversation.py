@@ -127,6 +127,7 @@ class Conversation:
                 writer=self.writer,
                 interruption=interruption,
                 choice=self._num_regenerated,
+                is_quiet=self.is_quiet,
             )
         text = self.writer.text
         self.writer.end()

@@ -94,7 +94,9 @@ def clear(
         return
     if not yes:
         what = ", ".join(kept.name for kept in chosen)
-        typer.confirm(f"Remove {what} ({total}) from {cache_folder()}?", abort=True, err=True)
+        if not typer.confirm(f"Remove {what} ({total}) from {cache_folder()}?", err=True):
+            say_dim("nothing was removed")
+            raise typer.Exit(1)
     for kept in chosen:
         _remove(kept.path)
     say_dim(f"{total} freed")

@@ -116,6 +116,7 @@ def generate(
                 stop=stop or (),
                 writer=writer,
                 interruption=Interruption(patience=0),
+                is_quiet=quiet,
             )
             writer.end()
             if json:
