@@ -54,15 +54,20 @@ model_provider = "duodec"
 check_for_update_on_startup = false
 [analytics]
 enabled = false
+[features]
+plugins = false
+apps = false
+remote_plugin = false
 [model_providers.duodec]
 name = "duodec"
 base_url = "{url}/v1"
 wire_api = "responses"
+env_key = "DUODEC_KEY"
 """
 OPENCODE = json.dumps({
     "autoupdate": False, "share": "disabled", "model": "duodec/m", "small_model": "duodec/m",
     "provider": {"duodec": {
-        "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{url}/v1"},
+        "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{url}/v1", "apiKey": "none"},
         "models": {"m": {"tool_call": True, "limit": {"context": CONTEXT, "output": 4096}}},
     }},
 })  # fmt: skip
@@ -75,6 +80,7 @@ AGENTS = {
         NODE / ".bin" / "codex",
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", ASKED),
         "exec_command", lambda folder: {"cmd": "cat notes.txt"},
+        variables={"DUODEC_KEY": "none"},
         files={".codex/config.toml": CODEX},
     ),
     "claude": Agent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import pytest
 from fakes.server import engine_on_tables, until
 
 import duodec
+from duodec.server.app import make_app
 from duodec.server.http import streams
 from duodec.server.http.streams import EventStream
 from duodec.server.process import listen
@@ -144,3 +146,28 @@ def said(http: Any) -> str:
     response = http.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
+
+
+def test_the_log_says_why_a_request_was_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the code of the error and its field, not by words of the client's."""
+    monkeypatch.setattr(logging.getLogger("duodec.server"), "propagate", True)
+    caplog.set_level(logging.INFO, "duodec.server")
+    service = Service(Settings("tables", num_slots=1))
+    service.start(engine_on_tables())
+    app = make_app(service)
+
+    async def ask(**fields: Any) -> int:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            body = {"messages": [{"role": "user", "content": "secret"}], **fields}
+            found: int = (await http.post("/v1/chat/completions", json=body)).status_code
+            return found
+
+    assert asyncio.run(ask(temperature="secret")) == 400
+    facts = [vars(record)["facts"] for record in caplog.records if "facts" in vars(record)]
+    assert facts[-1]["error"]
+    assert facts[-1]["param"] == "temperature"
+    assert "secret" not in str(facts)
+    service.close()

@@ -22,7 +22,7 @@ from duodec.server.http.intake import Workers
 from duodec.server.http.json_limits import parse_object
 from duodec.server.http.json_parts import encoded
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
-from duodec.server.logs import log
+from duodec.server.logs import log, note
 from duodec.server.metrics import CONTENT_TYPE
 from duodec.server.models.output_collector import OutputCollector
 from duodec.server.page import chat_page, content_policy
@@ -234,6 +234,7 @@ def make_app(service: Service) -> ASGIApp:
         if told.status >= 500 and not isinstance(error, ApiError):
             log.error("a request failed", exc_info=error)
         service.meters.refused(told.status)
+        note(**told.facts)
         return JSONResponse(_shaped(told, path), told.status, told.headers)
 
     async def refused(request: Request, error: Exception) -> Response:

@@ -22,6 +22,9 @@ from duodec.errors import (
 FINAL: Mapping[str, str] = {"x-should-retry": "false"}
 
 
+_LONGEST_FACT = 64  # characters
+
+
 class ApiError(Exception):
     """What a client is told."""
 
@@ -41,6 +44,13 @@ class ApiError(Exception):
         self.body: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}
         }
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the log says of it: no words of the client's but the name of a field."""
+        told = self.body["error"]
+        found = {"error": told["code"] or told["type"], "param": told["param"]}
+        return {name: str(value)[:_LONGEST_FACT] for name, value in found.items() if value}
 
     @property
     def plain(self) -> dict[str, Any]:
