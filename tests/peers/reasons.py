@@ -76,6 +76,7 @@ REFUSALS = {
 
 # files by name: a pattern, and the reason why none of their tests applies
 FILES = {
+    "test_serving_": IN_PROCESS,
     "test_batched": "vLLM's own path for several chats in a request",
     "tensorizer": "a format of weights that is not read",
     "test_mcp_tools": "no tools of the server's own",
@@ -100,6 +101,8 @@ TESTS = {
     "test_no_ui": "the page is always served",
     "test_server_model_aliases_and_tags": "one name a model, no tags",
     "context_size_exceeded": "the code is OpenAI's: context_length_exceeded",
+    r"test_chat_completion\[": "counts the tokens of another model's tokenizer",
+    "test_chat_completion_cached_tokens": "counts the tokens of another model's tokenizer",
     "with_openai_library": "system_fingerprint is a build of llama.cpp's",
     r"test_invalid_chat_completion_req\[messages7\]": "two messages in a row of the assistant are "
     "the template's affair",
@@ -125,6 +128,7 @@ TESTS = {
     "test_completion_streaming": "where another model's text ends",
     "more_than_one_prompt_logprobs": "counts of another model's tokens",
     "single_chat_session": "counts of another model's tokens",
+    "test_parallel_streaming": "a stream's last event has the reason alone, as OpenAI's",
     "test_chat_streaming": "a stream's last event has the reason alone, as OpenAI's",
     "metrics_on_final_usage_chunk": "a single token has no rate: null, not 0",
     "test_chat_completion_stream_options": "a stream's last event has the reason alone, as OpenAI's",
@@ -145,7 +149,6 @@ TESTS = {
 # what a failed test said that no refusal explains: a pattern, and the reason
 MESSAGES = {
     r"models/templates/.*does not exist": "the file is llama.cpp's, in its repository",
-    "has no attribute 'startswith'": "system_fingerprint is a build of llama.cpp's",
     "cached_tokens": "counts the tokens of another model's tokenizer",
     r"ChoiceDelta\(audio=None, content=''": "a stream begins with OpenAI's empty content, not with "
     "null",
