@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.abc
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,9 @@ from reasons import LLAMA_OPTIONS, VLLM_OPTIONS
 _START_S = 120
 _ABSENT = ("vllm", "torch", "transformers", "datasets", "schemathesis", "wget", "huggingface_hub")
 _RESULTS = Path(os.environ["PEER_RESULTS"])
+_SMOLLM2, _REASONING, _WRONG = (
+    os.environ[f"PEER_{name}"] for name in ("MODEL", "REASONING", "WRONG")
+)
 _refusals: list[tuple[int, str, str]] = []  # of the test that runs: status, path, what was said
 
 
@@ -52,8 +56,7 @@ class Servers:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [
-            os.environ["PEER_PYTHON"], "-m", "duodec", "serve", "-m", os.environ["PEER_MODEL"],
-            "--port", str(self.port), *options,
+            os.environ["PEER_PYTHON"], "-m", "duodec", "serve", "--port", str(self.port), *options,
         ]  # fmt: skip
         with _RESULTS.with_suffix(".log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -80,6 +83,11 @@ class Servers:
 SERVERS = Servers()
 
 
+def refuse(option: str, why: str) -> None:
+    """Skip a test, whose server needs an option that has no counterpart here."""
+    pytest.skip(f"n/a: {option}: {why}")
+
+
 # --- llama.cpp: its class of a server starts ours
 
 
@@ -87,22 +95,90 @@ def _adapt_llama(root: Path) -> None:
     sys.path.insert(0, str(root))
     import utils
 
-    def start(self: Any, timeout_seconds: int = 0) -> None:
-        for option, why in LLAMA_OPTIONS.items():
-            if vars(self).get(option):
-                pytest.skip(f"n/a: {why}")
-        options = ["--alias", self.model_alias or "tinyllama-2"]
-        if self.api_key:
-            options += ["--api-key", self.api_key]
-        if self.n_slots:
-            options += ["--parallel", str(self.n_slots)]
-        options += ["--context", str(min((self.n_ctx or 2048) // (self.n_slots or 1), 2048))]
-        self.server_port = SERVERS.use(*options)
-
-    utils.ServerProcess.start = start
+    utils.ServerProcess.start = _start
     utils.ServerProcess.stop = lambda self: None
     utils.ServerPreset.load_all = staticmethod(lambda: None)  # which downloads models
-    utils.match_regex = lambda regex, text: True  # the texts of another model
+    utils.download_file = lambda url: url  # of models, in whose place others are served
+    _adapt_requests(utils.ServerProcess)
+    # texts that other models write: only that they are texts is asserted
+    utils.match_regex = lambda regex, text: isinstance(text, str)
+    utils.re = types.SimpleNamespace(match=utils.match_regex, sub=re.sub)
+
+
+def _start(self: Any, timeout_seconds: int = 0) -> None:
+    for option, why in LLAMA_OPTIONS.items():
+        if vars(self).get(option):
+            refuse(option, why)
+    wanted = f"{self.model_hf_repo} {self.chat_template_file}"
+    is_reasoning = re.search("DeepSeek-R1|Qwen3-0.6B", wanted)
+    options = ["-m", _REASONING if is_reasoning else _SMOLLM2]
+    options += ["--alias", self.model_alias or "tinyllama-2"]
+    if self.api_key:
+        options += ["--api-key", self.api_key]
+    if self.n_slots:
+        options += ["--parallel", str(self.n_slots)]
+    options += ["--context", str(min((self.n_ctx or 2048) // (self.n_slots or 1), 2048))]
+    self.server_port = SERVERS.use(*options, *_draft(self))
+
+
+def _draft(server: Any) -> list[str]:
+    """Of the tests with and without a draft model, which always drafts, where there is one."""
+    if server.model_alias != "stories15m-moe":
+        return []
+    if server.model_draft is None:
+        return ["--draft", "none", "--method", "ar"]
+    rates = vars(server).get("spec_synth_rates")
+    if rates and any(rates):
+        refuse("spec_synth_rates", "drafts are accepted if they are right, not by chance")
+    # where no draft may be accepted, one that is never right
+    return ["--draft", _WRONG if rates else "smollm2-draft", "--method", "sps"]
+
+
+def _fingerprint(body: Any) -> None:
+    """Theirs is a build of llama.cpp, of which the tests want the first letter; ours is null."""
+    if isinstance(body, dict) and body.get("system_fingerprint", "") is None:
+        body["system_fingerprint"] = "b"
+
+
+def _adapt_requests(process: Any) -> None:
+    stream, request, any_request = (
+        process.make_stream_request, process.make_request, process.make_any_request,
+    )  # fmt: skip
+
+    def streamed(self: Any, *arguments: Any, **options: Any) -> Any:
+        """A stream begins with OpenAI's empty content, theirs with null."""
+        for number, event in enumerate(stream(self, *arguments, **options)):
+            _fingerprint(event)
+            for choice in event.get("choices", ()) if number == 0 else ():
+                if choice.get("delta", {}).get("content") == "":
+                    choice["delta"]["content"] = None
+            yield event
+
+    def requested(self: Any, method: str, path: str, data: Any = None, *more: Any, **o: Any) -> Any:
+        """The tests of drafts ask /v1/completions in place of llama.cpp's own path."""
+        if self.model_alias != "stories15m-moe":
+            response = request(self, method, path, data, *more, **o)
+            _fingerprint(response.body)
+            return response
+        data = {k: v for k, v in data.items() if k not in ("n_predict", "return_tokens")} | {
+            "max_tokens": data.get("n_predict", self.n_predict), "return_token_ids": True,
+        }  # fmt: skip
+        response = request(self, method, "/v1/completions", data, *more, **o)
+        for choice in response.body.get("choices", ()):
+            response.body |= {"content": choice["text"], "tokens": choice["token_ids"]}
+        return response
+
+    def any_requested(
+        self: Any, method: str, path: str, data: Any = None, *more: Any, **o: Any
+    ) -> Any:
+        """Whether a tool is called is the model's choice: one is expected, but after a result."""
+        if data.get("tools") and "tool_choice" not in data:
+            has_result = data["messages"][-1]["role"] == "tool"
+            data = {**data, "tool_choice": "none" if has_result else "required"}
+        return any_request(self, method, path, data, *more, **o)
+
+    process.make_stream_request, process.make_request = streamed, requested
+    process.make_any_request = any_requested
 
 
 # --- vLLM: the class that its tests start a server with
@@ -116,8 +192,10 @@ class RemoteOpenAIServer:
     def __init__(self, model: str, arguments: list[str], **options: Any) -> None:
         for option, why in VLLM_OPTIONS.items():
             if any(str(word).split("=")[0] == option for word in arguments):
-                pytest.skip(f"n/a: {why}")
-        self.model, self.port = model, SERVERS.use("--alias", model, "--context", "2048")
+                refuse(option, why)
+        served = _REASONING if "--reasoning-parser" in arguments else _SMOLLM2
+        self.model = model
+        self.port = SERVERS.use("-m", served, "--alias", model, "--context", "2048")
 
     def __enter__(self) -> RemoteOpenAIServer:
         return self
@@ -200,6 +278,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.collectonly:
+        for item in session.items:
+            _write(item.nodeid, "collected", "")
+
+
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.outcome != "passed":
         _write(report.nodeid, report.outcome, str(report.longrepr))
@@ -212,7 +296,7 @@ def _write(test: str, outcome: str, words: str) -> None:
 
 
 def _note_refusals() -> None:
-    """Remember the statuses of 400 and more that a test is answered with."""
+    """Remember the statuses of 400 and more that a test is answered with; ask this machine only."""
 
     def note(status: int, url: str, text: str) -> None:
         if status >= 400:
@@ -220,8 +304,10 @@ def _note_refusals() -> None:
 
     request = requests.Session.request
 
-    def requested(self: Any, *arguments: Any, **options: Any) -> Any:
-        response = request(self, *arguments, **options)
+    def requested(self: Any, method: str, url: str, *arguments: Any, **options: Any) -> Any:
+        if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
+            refuse("elsewhere", "pictures are not served, nor fetched for a test")
+        response = request(self, method, url, *arguments, **options)
         if response.status_code >= 400:
             note(response.status_code, response.url, response.text)
         return response

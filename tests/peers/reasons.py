@@ -2,7 +2,7 @@
 
 A failed test does not apply if a path that it needs is not served, if a field of its request is
 refused by name (docs/server.md lists them), or if it is about something that only its own server
-has. Everything else that fails is a failure.
+has. Everything else that fails is a failure. In each table the first pattern that matches counts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ LLAMA_OPTIONS = {
     "mcp_servers_config": "no tools of the server's own",
     "mcp_servers_json": "no tools of the server's own",
     "gcp_compat": "no interface of that cloud",
-    "model_draft": "drafts are another matter here: tests/methods",
-    "spec_type": "drafts are another matter here: tests/methods",
     "chat_template": "templates are the model's",
-    "chat_template_file": "the file is llama.cpp's, in its repository",
 }
 # of vLLM's
 VLLM_OPTIONS = {
@@ -39,6 +36,7 @@ VLLM_OPTIONS = {
     "--chat-template": "the file is vLLM's, in its repository",
     "--return-tokens-as-token-ids": "tokens are shown as texts",
     "--enable-force-include-usage": "usage is sent where it is requested",
+    "--watermark-config": "texts are not watermarked",
 }
 
 # paths that a test is answered 404 or 405 at
@@ -53,7 +51,7 @@ UNSERVED_PATHS = {
     "/v1/rerank": "reranking is not served",
     "/apply-template": "the template's text is not served; /tokenize takes messages",
     "/chat/completions": "paths begin with /v1",
-    "/v1/chat/completions/input_tokens": "/tokenize counts the tokens of messages",
+    "/chat/completions/input_tokens": "/tokenize counts the tokens of messages",
     "/v1/messages/input_tokens": "/v1/messages/count_tokens does",
     "/lora-adapters": "adapters are not served",
     "/tools": "no tools of the server's own",
@@ -78,66 +76,89 @@ REFUSALS = {
 
 # files by name: a pattern, and the reason why none of their tests applies
 FILES = {
-    r"test_serving|_error\.py|harmony_utils|parsable_context_unit": IN_PROCESS,
-    r"test_batched": "vLLM's own path for several chats in a request",
-    r"tensorizer": "a format of weights that is not read",
-    r"test_mcp_tools|test_parsable": "no tools of the server's own",
-    r"harmony": "needs gpt-oss, whose format tests/server/test_formats.py tries",
-    r"decisions": "vLLM's own decisions",
-    r"schema": "made from vLLM's own description of its interface",
-    r"lmeval": "lm-evaluation-harness is a client: make test-clients",
-    r"logprob_token_ids": "logprob_token_ids are refused by name",
-    r"prompt_embeds": "embeddings as prompts are not served",
-    r"_vlm": "pictures are not served",
-    r"test_router|test_vision|test_lora|test_rerank|test_embedding|test_slot_save|test_sleep|"
-    r"test_mcp_servers|test_tools_builtin|test_infill|test_speculative|test_kv_keep|test_ctx_shift|"
-    r"test_proxy|test_compat_gcp|resolvers": "a part of its server that we have no counterpart of",
+    "test_serving_": IN_PROCESS,
+    "test_batched": "vLLM's own path for several chats in a request",
+    "tensorizer": "a format of weights that is not read",
+    "test_mcp_tools": "no tools of the server's own",
+    "test_parsable_context.py": "no tools of the server's own",
+    "test_harmony": "needs gpt-oss, whose format tests/server/test_formats.py tries",
+    "to_harmony": "needs gpt-oss, whose format tests/server/test_formats.py tries",
+    "decisions": "vLLM's own decisions",
+    "schema": "made from vLLM's own description of its interface",
+    "lmeval": "lm-evaluation-harness is a client: make test-clients",
+    "prompt_embeds": "embeddings as prompts are not served",
+    "_vlm": "pictures are not served",
+    "resolvers": "adapters are not served",
+    "test_router": "models are named one by one (--also), not by a folder",
 }
 
-# failures by what is known of them: a pattern of a test's id and of what it said, and the reason
-FAILURES = {
-    r"test_server_multiple_addresses": "one address a server",
-    r"test_server_props.*model_path": "paths of this machine are not told",
-    r"test_server_slots": "slots are always listed",
-    r"test_no_ui": "the page is always served",
-    r"test_server_model_aliases_and_tags": "one name a model, no tags",
-    r"context_size_exceeded": "the code is OpenAI's: context_length_exceeded",
-    r"cached_tokens": "counts the tokens of another model's tokenizer",
-    r"'startswith'|with_openai_library": "system_fingerprint is a build of llama.cpp's",
-    r"test_tool_call.*(GGUF|template_override)": "what models write that are not served here",
-    r"non empty content delta|assert '' is None|ChoiceDelta\(audio=None, content=''": "a stream "
-    "begins with OpenAI's empty content, not with null",
+_WRITTEN = "what another model writes"
+# tests by name, whose reason is no refusal: a pattern of a test's id, and the reason
+TESTS = {
+    "test_server_multiple_addresses": "one address a server",
+    "test_server_props": "paths of this machine are not told",
+    "test_server_slots": "slots are always listed",
+    "test_no_ui": "the page is always served",
+    "test_server_model_aliases_and_tags": "one name a model, no tags",
+    "context_size_exceeded": "the code is OpenAI's: context_length_exceeded",
+    r"test_chat_completion\[": "counts the tokens of another model's tokenizer",
+    "test_chat_completion_cached_tokens": "counts the tokens of another model's tokenizer",
+    "with_openai_library": "system_fingerprint is a build of llama.cpp's",
     r"test_invalid_chat_completion_req\[messages7\]": "two messages in a row of the assistant are "
     "the template's affair",
-    r"token_count": "/tokenize counts the tokens of messages",
-    r"with_multimodal_model": "pictures are not served",
-    r"anthropic_empty_messages": "no messages are refused, as Anthropic does",
-    r"thinking_with_reasoning_model": "the model served here does not reason",
-    r"test_cors": "pages of this machine may ask, others need --cors-origin; 204 to OPTIONS",
-    r"test_stream_(resume|stop)": "streams are not resumed",
-    r"test_correct_api_key": "/completions is OpenAI's, not llama.cpp's own",
-    r"static_assets": "the page is one document",
-    r"test_metrics_disabled": "metrics are always served",
-    r"lora": "adapters are not served",
-    r"(prompt|top)_logprobs is -1": "logprobs of the whole vocabulary are not served, but of 20",
-    r"no attribute 'prompt_logprobs'": "prompt_logprobs are sent where they are requested",
-    r"out_of_vocab_token_ids|test_store": "the words of an error are ours",
-    r"test_cancel_completed": "responses are not computed in the background",
-    r"no attribute 'root'": "vLLM's own fields of a model",
-    r"emoji\[(False|None)\]|no attribute 'token_ids'": "token_ids are sent where requested",
+    "template_assistant_prefill": "the template's text is not served",
+    "with_multimodal_model": "pictures are not served",
+    "tool_result_with_image": "a picture in a tool's result is told as a line",
+    "anthropic_empty_messages": "no messages are refused, as Anthropic does",
+    "test_cors": "pages of this machine may ask, others need --cors-origin; 204 to OPTIONS",
+    "test_stream_resume": "streams are not resumed",
+    "test_stream_stop": "streams are not resumed",
+    "test_correct_api_key": "/completions is OpenAI's, not llama.cpp's own",
+    "static_assets": "the page is one document",
+    "test_metrics_disabled": "metrics are always served",
+    "test_mcp_no_proxy": "no proxy of tools",
+    "lora": "adapters are not served",
+    "out_of_vocab_token_ids": "the words of an error are ours",
+    "test_store": "the words of an error are ours",
+    "test_cancel_completed": "responses are not computed in the background",
+    r"emoji\[False\]": "token_ids are sent where requested",
+    r"emoji\[None\]": "token_ids are sent where requested",
     r"emoji\[True\]": "compares with vLLM's own tokenizer",
-    r"streaming_cache_usage": "what the test before read of the template is cached",
-    r"test_completion_streaming": "where another model's text ends",
-    r"reasoning_item|streaming_reasoning|test_function_tool_use|test_default_includes_reasoning": (
-        "the model served here does not reason"
+    "streaming_cache_usage": "what the test before read of the template is cached",
+    "test_completion_streaming": "where another model's text ends",
+    "more_than_one_prompt_logprobs": "counts of another model's tokens",
+    "single_chat_session": "counts of another model's tokens",
+    "test_parallel_streaming": "a stream's last event has the reason alone, as OpenAI's",
+    "test_chat_streaming": "a stream's last event has the reason alone, as OpenAI's",
+    "metrics_on_final_usage_chunk": "a single token has no rate: null, not 0",
+    "test_chat_completion_stream_options": "a stream's last event has the reason alone, as OpenAI's",
+    "custom_role": "roles are those of OpenAI",
+    "multiple_non_integer_keys": "an error names the first fault",
+    "tokenize_with_bos": "the model served here has no token of beginning",
+    **dict.fromkeys(
+        (
+            "outputs_json_chat", "outputs_regex_chat", "complex_message", "test_simple_input",
+            "test_instructions", "test_chat$", "previous_response_id", "same_prev_id",
+            "expected_arguments", "forced_tool_choice", "test_named_tool_use",
+            "anthropic_tool_call", "anthropic_structured_output",
+        ),
+        _WRITTEN,
     ),
-    r"more_than_one_prompt_logprobs|single_chat_session": "counts of another model's tokens",
-    r"test_chat_streaming": "a stream's last event has the reason alone, as OpenAI's",
-    r"custom_role": "roles are those of OpenAI",
-    r"outputs_json_chat|outputs_regex_chat|complex_message|test_(simple_input|instructions|chat):|"
-    r"previous_response_id|same_prev_id|expected_arguments|forced_tool_choice|test_named_tool_use|"
-    r"anthropic_tool_call|anthropic_structured_output": "what another model writes",
-    r"multiple_non_integer_keys": "an error names the first fault",
-    r"arg 2 must be a type|DID NOT RAISE ValueError": IN_PROCESS,
-    r"tokenize_with_bos": "the model served here has no token of beginning",
+}  # fmt: skip
+
+# what a failed test said that no refusal explains: a pattern, and the reason
+MESSAGES = {
+    r"models/templates/.*does not exist": "the file is llama.cpp's, in its repository",
+    "cached_tokens": "counts the tokens of another model's tokenizer",
+    r"ChoiceDelta\(audio=None, content=''": "a stream begins with OpenAI's empty content, not with "
+    "null",
+    "prompt_logprobs is -1": "logprobs of the whole vocabulary are not served, but of 20",
+    "top_logprobs is -1": "logprobs of the whole vocabulary are not served, but of 20",
+    "no attribute 'prompt_logprobs'": "prompt_logprobs are sent where they are requested",
+    "no attribute 'root'": "vLLM's own fields of a model",
+    "no attribute 'token_ids'": "token_ids are sent where requested",
+    "arg 2 must be a type": IN_PROCESS,
+    "DID NOT RAISE ValueError": IN_PROCESS,
 }
+
+TABLES = (LLAMA_OPTIONS, VLLM_OPTIONS, UNSERVED_PATHS, REFUSALS, FILES, TESTS, MESSAGES)

@@ -230,8 +230,7 @@ def test_every_chunk_says_what_it_cost_so_far(server: Running, path: str) -> Non
     assert chunks[-1]["choices"] == []
     del options["include_usage"]
     fewer = events_of(server.post(path, {**body, "stream_options": options}).text)
-    assert [chunk["usage"]["completion_tokens"] for chunk in fewer][-1] == 40
-    assert fewer[-1]["choices"]
+    assert not any(chunk.get("usage") for chunk in fewer), "as in vLLM"
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

@@ -151,8 +151,11 @@ def test_reasoning_and_calls_are_blocks_and_go_back() -> None:
     first = willing_model(Tags(TEMPLATE), answer, [ASKED], tools=SHOWN)
     fields: dict[str, Any] = {"tools": [TOOL], "temperature": 0, "max_tokens": 300}
     with running(first) as server:
-        _, message = streamed(server, **fields)
+        events, message = streamed(server, **fields)
         assert alike(message) == alike(sent(server, **fields))
+    first_end = [event["type"] for event in events].index("content_block_stop")
+    assert events[first_end - 1]["delta"] == {"type": "signature_delta", "signature": ""}
+    assert sum(event.get("delta", {}).get("type") == "signature_delta" for event in events) == 1
     thinking, text, call = message["content"]
     assert thinking == {"type": "thinking", "thinking": "Hm.", "signature": ""}
     assert text == {"type": "text", "text": "Let me see."}

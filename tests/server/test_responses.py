@@ -102,6 +102,25 @@ def test_the_streaming_helper_and_reasoning(answer: str) -> None:
         assert response.usage.output_tokens_details.reasoning_tokens == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_those_of_the_words(stream: bool) -> None:
+    """None is of the reasoning before them, even where both come at once."""
+    answer = "<think>\nHm, so.\n</think>\n\nHi, you!"
+    with running(willing_model(Tags(TEMPLATE), answer, [ASKED])) as server:
+        got = client_of(server).responses.create(
+            model=MODEL, input="hello", temperature=0, top_logprobs=2, stream=stream,
+            include=["message.output_text.logprobs"],
+        )  # fmt: skip
+        deltas = list(got) if stream else []
+    response = deltas[-1].response if stream else got
+    (message,) = (item for item in response.output if item.type == "message")
+    told = message.content[0].logprobs
+    assert "".join(one.token for one in told) == "Hi, you!"
+    sent = [event for event in deltas if event.type == "response.output_text.delta"]
+    assert all("".join(one.token for one in event.logprobs) == event.delta for event in sent)
+    assert bool(sent) is stream
+
+
 def test_a_format_is_kept(server: Running) -> None:
     for seed in range(4):
         response = client_of(server).responses.parse(

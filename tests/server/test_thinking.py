@@ -70,12 +70,14 @@ def ask(server: Running, *, is_streamed: bool, **fields: Any) -> tuple[str, str,
             names = [call.function.name for call in message.tool_calls or ()]
             thought = getattr(message, "reasoning_content", None)
             assert thought != ""
+            assert getattr(message, "reasoning", None) == thought
             return thought or "", message.content or "", names, choice.finish_reason
         thought, words, names, reason = "", "", [], ""
         for chunk in client.chat.completions.create(model=MODEL, stream=True, **fields):
             (choice,) = chunk.choices
             more = getattr(choice.delta, "reasoning_content", None) or ""
             assert not (more and words), "reasoning comes first"
+            assert (getattr(choice.delta, "reasoning", None) or "") == more
             thought += more
             words += choice.delta.content or ""
             calls = choice.delta.tool_calls or ()  # arguments may come in several pieces

@@ -44,6 +44,11 @@ def usage_so_far(num_prompt_tokens: int, num_new_tokens: int) -> dict[str, Any]:
     }
 
 
+def reasoning(text: str) -> dict[str, str]:
+    """Reasoning by both names that clients read: DeepSeek's and llama.cpp's, and vLLM's."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def extras(completions: Sequence[Done], max_draft: int | None) -> dict[str, Any]:
     """What a completion cost: vLLM's ``metrics``, llama.cpp's ``timings`` and our own; null for
     several completions, which have no common clock."""

@@ -97,7 +97,11 @@ class MessageWriter:
         part = change.part
         self._is_open = change.kind != "end"
         if not self._is_open:
-            return [self._event("stop")]
+            signed = {"type": "signature_delta", "signature": ""}  # clients wait for it
+            is_thinking = part.kind == "reasoning"
+            return [
+                *([self._event("delta", delta=signed)] if is_thinking else []), self._event("stop")
+            ]  # fmt: skip
         begun = [self._event("start", content_block=_block(part, ""))]
         more = [self._event("delta", delta=_delta(part, change.text))] if change.text else []
         return [*begun, *more] if change.kind == "begin" else more

@@ -123,8 +123,8 @@ class CompletionsBody(Body):
 
     @property
     def tells_usage(self) -> bool:
-        """Every chunk of a stream says what it cost so far."""
-        return self.stream and self.stream_options.continuous_usage_stats
+        """Every chunk of a stream says what it cost so far; as in vLLM, only if its end does."""
+        return self.includes_usage and self.stream_options.continuous_usage_stats
 
 
 class Reasoning(Object):

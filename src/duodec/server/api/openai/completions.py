@@ -219,8 +219,8 @@ class ChatWriter(CompletionsWriter):
     def _grown(self, index: int, change: Change) -> Choice:
         part, text = change.part, change.text
         if part.kind != "call":
-            name = "content" if part.kind == "text" else "reasoning_content"
-            return self._delta(index, {name: text})
+            told = {"content": text} if part.kind == "text" else shapes.reasoning(text)
+            return self._delta(index, told)
         number = len(self._choices[index].parts.calls) - 1
         if change.kind == "begin":
             return self._delta(index, {"tool_calls": [shapes.tool_call(part.call, number)]})
@@ -237,7 +237,7 @@ class ChatWriter(CompletionsWriter):
         text, reasoning = state.parts.text(), state.parts.text("reasoning")
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message |= shapes.reasoning(reasoning)
         if calls := state.parts.calls:
             message["content"] = text or None
             message["tool_calls"] = [shapes.tool_call(call) for call in calls]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -107,8 +108,9 @@ class ResponseWriter:
         self._logprobs += output.logprobs
         text = output.delta.text if isinstance(output, Piece) else ""
         events: list[Event] = []
-        for change in self.parts.push(text, is_last=isinstance(output, Done)):
-            events += self._changed(change)
+        changes = list(self.parts.push(text, is_last=isinstance(output, Done)))
+        for number, change in enumerate(changes, start=1):
+            events += self._changed(change, is_last=number == len(changes))
         if isinstance(output, Done):
             self._done = output
             ends = list(self.parts.end())
@@ -142,7 +144,7 @@ class ResponseWriter:
         response = {**self._response("failed"), "error": about}
         return {**self._event("response.failed", response=response), **error.body}
 
-    def _changed(self, change: Change) -> list[Event]:
+    def _changed(self, change: Change, *, is_last: bool = True) -> list[Event]:
         part = change.part
         if change.kind == "begin":
             self._items.append(_Item.begun(part, self.body.sent))
@@ -155,7 +157,8 @@ class ResponseWriter:
         if item.tool is not None:  # the text of a custom tool is told once it is complete
             is_told = item.tool.kind == "function"
             return [*opened, *([self._call_event("delta", delta=change.text)] if is_told else [])]
-        new = shapes.response_logprobs(self._logprobs_of(change.text), self.piece)
+        of = self._logprobs_of(change.text, is_last=is_last)
+        new = shapes.response_logprobs(of, self.piece)
         more: Event = {"logprobs": new} if part.kind == "text" else {}
         item.logprobs += new if part.kind == "text" else []
         if not change.text:
@@ -182,14 +185,23 @@ class ResponseWriter:
             self._part_event("response.content_part.done", part=item.content(part.text)),
         ]
 
-    def _logprobs_of(self, text: str) -> list[Logprob]:
-        """The last ones, whose tokens have this text; those before had no part in it."""
-        pending, self._logprobs = self._logprobs, []
-        begin, num_bytes = len(pending), 0
-        while begin and num_bytes < len(text.encode("utf-8", "replace")):
-            begin -= 1
-            num_bytes += len(self.piece(pending[begin].token))
-        return pending[begin:]
+    def _logprobs_of(self, text: str, *, is_last: bool) -> list[Logprob]:
+        """Of the tokens that have this text. Those before it had no part in any, as tags have not;
+        those after it wait for theirs. The last text of an output is nearest to its end."""
+        pending, ends = self._logprobs, [0]
+        for one in pending:
+            ends.append(ends[-1] + len(self.piece(one.token)))
+        spelled, told = (
+            b"".join(self.piece(one.token) for one in pending),
+            text.encode("utf-8", "replace"),
+        )
+        begin = spelled.rfind(told) if is_last else spelled.find(told)
+        if begin < 0:  # characters were replaced
+            begin = max(0, len(spelled) - len(told))
+        first = bisect_right(ends, begin) - 1
+        after = bisect_left(ends, begin + len(told))
+        self._logprobs = pending[after:]
+        return pending[first:after]
 
     def _call_event(self, kind: str, **fields: Any) -> Event:
         item = self._items[-1]
