@@ -43,8 +43,9 @@ test-all: setup  ## run the tests, those that take long as well
 test-soak: setup  ## run the tests that try again and again what others try once
 	@$(BIN)/python -m pytest -n 2 --dist load -m soak
 
+test-torch: MARKS ?= not soak
 test-torch: setup-torch  ## run the tests of targets on torch
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak" \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 -m "$(MARKS)" \
 		tests/backends/torch \
 		tests/distill \
 		tests/backends/llamacpp/test_recurrent.py \
