@@ -13,7 +13,14 @@ import pytest
 from fakes.server import MODEL, Running, running
 from fakes.tags import Tags, random_model, willing_model
 
+from duodec.core.events import Delta, Segment
+from duodec.core.sampling.logprobs import Logprob
+from duodec.scheduler.outputs import Piece
+from duodec.server.api.openai.response_bodies import ResponsesBody
 from duodec.server.api.openai.response_store import Store, Turn
+from duodec.server.api.openai.responses import ResponseWriter
+from duodec.server.api.parts import Parts
+from duodec.server.api.tools.reasoning import THINKING, PlainReader, ReasoningReader
 from duodec.server.errors import ApiError
 from duodec.server.http.intake import Intake
 from duodec.server.settings import Settings
@@ -119,6 +126,22 @@ def test_logprobs_are_those_of_the_words(stream: bool) -> None:
     sent = [event for event in deltas if event.type == "response.output_text.delta"]
     assert all("".join(one.token for one in event.logprobs) == event.delta for event in sent)
     assert bool(sent) is stream
+
+
+def test_a_blank_held_back_takes_no_logprobs_of_the_words() -> None:
+    """The reasoning's last blank waits for what follows it, its token does not."""
+    pieces = (b"Hm, ", b"so.", b"", b"\n\nHi", b" you")  # the third is a control token, </think>
+    reader = ReasoningReader(THINKING[0], "open", PlainReader())
+    body = ResponsesBody.model_validate({"model": MODEL, "input": "hello"})
+    writer = ResponseWriter(
+        body, MODEL, 1, Parts(reader, 1), pieces.__getitem__, len, lambda *told: None
+    )
+    events = []
+    for text, tokens in (("Hm, ", (0,)), ("so.</think>\n\nHi you", (1, 2, 3, 4))):
+        logprobs = tuple(Logprob(token, -1.0) for token in tokens)
+        events += writer.add(0, Piece(Delta((Segment(text, None),)), logprobs))
+    told = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [[one["token"] for one in event["logprobs"]] for event in told] == [["\n\nHi", " you"]]
 
 
 def test_a_format_is_kept(server: Running) -> None:

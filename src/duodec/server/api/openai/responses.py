@@ -191,12 +191,12 @@ class ResponseWriter:
         pending, ends = self._logprobs, [0]
         for one in pending:
             ends.append(ends[-1] + len(self.piece(one.token)))
-        spelled, told = (
-            b"".join(self.piece(one.token) for one in pending),
-            text.encode("utf-8", "replace"),
-        )
+        spelled = b"".join(self.piece(one.token) for one in pending)
+        told = text.encode("utf-8", "replace")
         begin = spelled.rfind(told) if is_last else spelled.find(told)
-        if begin < 0:  # characters were replaced
+        if begin < 0 and not is_last:
+            return []  # a blank before it was held back: what follows finds its own
+        if begin < 0:  # or characters were replaced
             begin = max(0, len(spelled) - len(told))
         first = bisect_right(ends, begin) - 1
         after = bisect_left(ends, begin + len(told))
