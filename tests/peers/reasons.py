@@ -34,7 +34,7 @@ VLLM_OPTIONS = {
 # paths that a test is answered 404 or 405 at
 UNSERVED_PATHS = {
     "/completion": "llama.cpp's own /completion is not served: /v1/completions is",
-    "/infill": "infilling is by `suffix` of /v1/completions",
+    "/infill": "infilling is not served",
     "/apply-template": "the template's text is not served; /tokenize takes messages",
     "/chat/completions/input_tokens": "/tokenize counts the tokens of messages",
     "/invocations": "no interface of that cloud",
