@@ -236,19 +236,16 @@ def _is_token(item: Any) -> bool:
 class CompletionBody(CompletionsBody):
     """Of ``/v1/completions``."""
 
-    neutral = MappingProxyType({**NEUTRAL, "add_special_tokens": (True,)})
+    neutral = MappingProxyType({**NEUTRAL, "add_special_tokens": (True,), "suffix": ("",)})
 
     prompt: Annotated[Any, AfterValidator(_prompts)]  # texts, or lists of tokens
     max_tokens: Annotated[Whole, between(0)] = COMPLETION_TOKENS
     logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
-    suffix: StrictStr = ""
     best_of: Limit = 1
     echo: StrictBool = False
 
     @model_validator(mode="after")
     def _served(self) -> CompletionBody:
-        if self.suffix:
-            raise bad_field("suffix", "suffix is not served; leave it out")
         if not self.max_tokens and self.num_prompt_logprobs is None:
             raise bad_field(
                 "max_tokens", "max_tokens is 0; use 1 or more, or 0 with prompt_logprobs, or with "
