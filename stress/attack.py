@@ -35,7 +35,8 @@ from stress.attackers import unexpected
 
 _MOST_SLOWER = 3.0  # p99 between two events, with attackers and without
 _MOST_HEALTH_S = 0.1
-_MOST_GROWTH_MB = 300  # of memory, at any time
+_MOST_GROWTH = 0.05  # of memory, when it is over
+_MOST_MORE_MB = 300  # of memory, at any time
 _PAUSE_S = 0.25  # of an attacker
 _NUM_TOKENS = 48
 _QUESTIONS = (
@@ -212,7 +213,8 @@ def main(
         after_mb = memory_mb(served)
     alone = before.plus(after)
     slower = under.figures()["between_p99_ms"] / alone.figures()["between_p99_ms"]
-    growth_mb = max(during_mb, after_mb) - before_mb
+    growth = after_mb / before_mb - 1
+    more_mb = max(during_mb, after_mb) - before_mb
     odd = unexpected(ended)
     criteria = {
         "the same texts": all(
@@ -222,7 +224,8 @@ def main(
         ),
         f"p99 between events {slower:.2f} times that without": slower <= _MOST_SLOWER,
         f"/health {1e3 * max(under.health_s):.0f} ms at most": max(under.health_s) < _MOST_HEALTH_S,
-        f"memory {growth_mb:+.0f} MB": growth_mb <= _MOST_GROWTH_MB,
+        f"memory {growth:+.1%}": growth <= _MOST_GROWTH,
+        f"memory {more_mb:+.0f} MB at most": more_mb <= _MOST_MORE_MB,
         f"statuses {', '.join(odd) or 'as they should be'}": not odd,
     }
     found = {

@@ -409,6 +409,7 @@ class Company:
         self.shares_cores = chance.random() < 0.5
         self.takes_turns = self.shares_cores and Random(seed + 4).random() < 0.5
         self.num_chunk = chance.choice([None, None, 4, 7])
+        crowd = Random(seed + 5)
         self.scheduler = Scheduler(
             self._target(),
             self.costs,
@@ -417,6 +418,7 @@ class Company:
             num_chunk=self.num_chunk,
             num_chunk_in_company=(None, 2)[self.seed % 3 == 1],
             most_slots=(None, 1, 2)[self.seed % 5 % 3],
+            is_crowded=lambda: crowd.random() < 0.3,
             warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )

@@ -45,7 +45,7 @@ from duodec.drafting.growth import Tree
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
 from duodec.methods.lookup import continuation
-from duodec.methods.loops import plain_seconds
+from duodec.methods.loops import inferred_plain_s
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Forward, NoDrafter, Wait
 from duodec.planning.costs import Costs
@@ -565,13 +565,15 @@ def test_only_what_was_scored_is_counted_as_scored(name: str) -> None:
         assert target.num_branches_left_out > 0
 
 
-def test_a_chain_ends_after_a_token_that_its_draft_model_doubts() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_chain_ends_after_a_token_that_its_draft_model_doubts(temperature: float) -> None:
     model = TableModel(seed=7)
     drafter = InlineDrafter(replace(model, noise=0.3).load())
     drafted = {}
     for name in ("sps:6", "sps:6:0.5", "sps:6:1"):
-        found, rounds = decode(name, target=TableTarget(model), drafter=drafter)
-        assert found == plain_text(model, SamplingParams(), len(found))
+        params = SamplingParams(temperature=temperature, seed=1)
+        found, rounds = decode(name, target=TableTarget(model), drafter=drafter, params=params)
+        assert found == plain_text(model, params, len(found))
         drafted[name] = [done.num_drafted for done in rounds[1:-6]]  # then little is left
     assert set(drafted["sps:6"]) == {6}
     assert set(drafted["sps:6:1"]) == {1}
@@ -613,14 +615,14 @@ def test_what_plain_decoding_takes_follows_from_a_pass_with_a_draft_on_a_device(
     takes_turns: bool, shares_cores: bool, plain_length: int, expected_s: float | None
 ) -> None:
     costs = Costs()
-    costs.teach({1: 0.01, 2: 0.012, 4: 0.015})
+    costs.teach_rows({1: 0.01, 2: 0.012, 4: 0.015})
     request = SimpleNamespace(
         takes_turns=takes_turns, shares_cores=shares_cores, costs=costs,
         text=np.zeros(100, dtype=np.int32), traits=TargetTraits(has_branches=False),
     )  # fmt: skip
     governor = Governor([Sources.ALL], plain_length=plain_length)
     forward = Forward(cast(Any, None), 1.0, 1.03)  # the text is longer: twice as slow as measured
-    found = plain_seconds(Draft.chain([1, 2, 3]), forward, cast(Any, request), governor)
+    found = inferred_plain_s(Draft.chain([1, 2, 3]), forward, cast(Any, request), governor)
     assert found == (None if expected_s is None else pytest.approx(expected_s))
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from duodec.backends.curves import CostCurve
+from duodec.backends.paced import PacedTarget
 from duodec.backends.placement import Placement
+from duodec.backends.table import TableModel, TableTarget
+from duodec.core.traits import Widths
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.loading.forecast import Forecast
-from duodec.loading.load import unless_busy
+from duodec.loading.load import _costs, unless_busy
 from duodec.loading.placing import is_for_device
 from duodec.loading.resolve import ResolvedPair
+from duodec.machine.core_plan import CorePlan
 from duodec.models.base import ModelFile
 
 FILE = ModelFile(Path("/models/large.gguf"), "large.gguf", "file", None, None)
@@ -75,3 +82,37 @@ def test_a_draft_that_nobody_named_needs_cores_of_its_own(
     if not has_draft:
         assert "1.2 cores busy" in str(found.no_draft)
         assert "small.gguf" in str(found.no_draft)
+
+
+@pytest.mark.parametrize(
+    ("placement", "pass_s", "options", "known"),
+    [
+        (Placement.ELSEWHERE, {1: 0.01, 4: 0.02}, {}, [0.01, 0.02]),
+        (Placement.CPU, {}, {}, None),
+        (Placement.ELSEWHERE, {1: 0.01, 4: 0.02}, {"pace": 0.1}, None),  # takes another time
+    ],
+)
+def test_what_loading_measured_of_a_device_is_known_before_the_first_text(
+    placement: Placement, pass_s: dict[int, float], options: Any, known: list[float] | None
+) -> None:
+    own = pair(**options)
+    vars(own)["profile"] = None
+    loaded: Any = SimpleNamespace(
+        placement=placement, pass_s=pass_s, widths=Widths(tuple(pass_s)), num_context=100
+    )
+    costs = _costs(own, cast(CorePlan, None), loaded, TableTarget(TableModel(seed=7)))
+    assert costs.knows_plain == (known is not None)
+    if known:
+        assert [costs.forward_s(0), costs.forward_s(3)] == pytest.approx(known)
+
+
+def test_one_width_of_a_device_is_timed_while_loading() -> None:
+    own = pair()
+    vars(own)["profile"] = None
+    target = PacedTarget(TableTarget(TableModel(seed=7)), CostCurve.constant(0.002))
+    loaded: Any = SimpleNamespace(
+        placement=Placement.ELSEWHERE, pass_s={}, widths=Widths.only(32), num_context=100
+    )
+    costs = _costs(own, cast(CorePlan, None), loaded, target)
+    assert costs.knows_plain
+    assert 0.001 < costs.forward_s(0) == costs.forward_s(31)

@@ -48,16 +48,16 @@ def test_costs_of_another_target_begin_with_none_of_its_own() -> None:
 
 def test_what_loading_measured_is_known_before_the_first_completion() -> None:
     costs = Costs()
-    costs.teach({1: 0.010, 2: 0.011, 4: 0.013, 8: 0.020})
+    costs.teach_rows({1: 0.010, 2: 0.011, 4: 0.013, 8: 0.020})
     assert costs.knows_plain
     measured = [costs.forward_s(num) for num in (0, 1, 3, 7)]
     assert measured == pytest.approx([0.010, 0.011, 0.013, 0.020])
 
     padded = Costs()
-    padded.teach({4: 0.013})
+    padded.teach_rows({4: 0.013})
     assert padded.knows_plain
     assert [padded.forward_s(num) for num in (0, 3)] == pytest.approx([0.013, 0.013])
 
     unknown = Costs()
-    unknown.teach({})
+    unknown.teach_rows({})
     assert not unknown.knows_plain

@@ -19,6 +19,7 @@ from fakes.targets import Caches, Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
+from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling.sampler import SamplingParams
@@ -519,6 +520,42 @@ def test_a_prompt_that_has_logprobs_is_scored_in_small_parts_beside_others() -> 
     assert len(logprobs) == 800
     assert max(max(found) for found in widths if len(found) > 1) == 4
     assert max(max(found) for found in widths if len(found) == 1) > 4  # alone
+
+
+def test_a_part_that_a_target_makes_larger_has_its_turn() -> None:
+    """Its blocks are larger than what is read beside others."""
+    seen: list[list[int]] = []
+
+    class Blocks(Counted):
+        traits = replace(TableTarget(TABLE).traits, num_block=64)
+
+    target = Blocks(TableTarget(TABLE), on_score=lambda qs: seen.append([len(q.text) for q in qs]))
+    llm = engine_of(num_context=2000)
+    with served(llm, target, num_chunk=128) as pool:
+        llm.scheduler.num_chunk_in_company = 16
+        short = Listener(Ask((1, 2, 3), max_tokens=200, method="ar"))
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
+        reader = Listener(Ask(tuple(i % 31 for i in range(250)), max_tokens=5, method="ar"))
+        pool.submit(reader)
+        reader.result(), short.result()
+    parts = [max(found) for found in seen if len(found) > 1]
+    assert parts[:4] == [64, 128, 192, 250]
+
+
+def test_only_rows_of_a_prompt_are_few_beside_others() -> None:
+    """The drafts of the same request are not, once its prompt is scored."""
+    llm = engine_of()
+    params = SamplingParams(max_tokens=9, prompt_logprobs=1)
+    entry = llm.scheduled((1, 2, 3), params, say=lambda output: None)
+    entry.slot = llm.scheduler.slots[0]
+    wide = Draft.chain(range(12))
+    entry.need = Score(wide, num_text=1)
+    assert entry.is_long(16)
+    assert len(entry.query().draft) == 4
+    entry.need = Score(wide)
+    assert not entry.is_long(16)
+    assert len(entry.query().draft) == 12
 
 
 def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:

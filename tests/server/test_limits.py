@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
+from duodec.backends.table import TableTarget
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.parameters import fields_of
 from duodec.errors import BadOption
@@ -347,6 +348,50 @@ def test_work_whose_clients_left_holds_nobody_up() -> None:
             assert perf_counter() - begin_s < 3
         until(lambda: server.service.intake.num_preparing == 0)
         assert len(tokenizer.seen) < 8
+
+
+def test_what_takes_long_begins_after_a_forward_pass_on_all_cores() -> None:
+    """A small request is prepared at once, and nothing waits for ever."""
+    is_taken, begun = Event(), list[str]()
+    is_taken.set()
+    own = intake.Intake(Settings(MODEL), is_taken.is_set)
+
+    async def run() -> None:
+        calls = [own.compile(begun.append, "grammar"), own.run_quick(begun.append, "rules")]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await own.run(begun.append, "small")
+        until(lambda: own.is_computing_long)  # so that the next forward pass leaves cores
+        assert begun == ["small"]
+        is_taken.clear()
+        await asyncio.gather(*tasks)
+        assert sorted(begun) == ["grammar", "rules", "small"]
+        is_taken.set()
+        await own.compile(begun.append, "at last")
+
+    asyncio.run(run())
+    assert begun[-1] == "at last"
+
+
+@pytest.mark.parametrize("shares_cores", [True, False])
+def test_a_target_on_a_device_takes_no_cores_from_what_takes_long(
+    shares_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on_tables()
+    engine.cores = CoreSharing(is_shared=shares_cores)
+    with running(engine) as server:
+        (model,) = server.service.models.loaded
+        assert not model.computes_on_all_cores
+        seen: list[bool] = []
+        score = TableTarget.score
+
+        def scored(self: TableTarget, queries: Any) -> Any:
+            seen.append(server.service.intake._are_cores_taken())
+            return score(self, queries)
+
+        monkeypatch.setattr(TableTarget, "score", scored)
+        assert server.chat("hi", speculation={"method": "ar"}).status_code == 200
+        assert set(seen) == {shares_cores}
+        assert not model.computes_on_all_cores
 
 
 @pytest.mark.slow

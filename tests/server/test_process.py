@@ -194,7 +194,9 @@ def test_who_comes_while_the_last_answers_end_is_told_to_come_back() -> None:
             assert '"finish_reason":"length"' in "".join(lines)
         assert server.wait() == 0
         log = "\n".join(server.lines)
-        assert re.search(r"requests that may finish within \d+ s: 1; Ctrl-C again ends them", log)
+        assert re.search(
+            r"requests that may finish within \d+ s: 1; a second signal ends them", log
+        )
 
 
 @pytest.mark.slow

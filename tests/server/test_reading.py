@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fakes.server import Running, Slowed, engine_on_tables, running, until
 
+from duodec.server.http.body_budget import BodyBudget
 from duodec.server.http.connections import Connection
 from duodec.server.http.reading import AHEAD_S, ReadingTurns
 
@@ -55,6 +56,55 @@ def chunked(size: int, num: int, extension: bytes = b"", trailer: bytes = b"") -
     blank = b"%x%s\r\n%s\r\n" % (size, extension, b" " * size)
     data = asked()
     return head + blank * num + b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(data), data, trailer)
+
+
+def test_a_body_whose_length_is_known_takes_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in chunks is parsed in small slices, since each may hold thousands of chunks."""
+    slices: list[int] = []
+    parse = Connection._parse
+
+    def parsed(self: Connection, part: bytearray) -> None:
+        slices.append(len(part))
+        parse(self, part)
+
+    monkeypatch.setattr(Connection, "_parse", parsed)
+    body = asked(prompt="a" * (1 << 19))
+    in_chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    chunked = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    with running() as server:
+        statuses = []
+        for request in (post(body) + HEALTH, chunked + in_chunks + HEALTH):
+            slices.append(0)
+            with connect(server) as sock:
+                sock.sendall(request)
+                statuses.append(re.findall(rb"HTTP/1\.1 (\d+)", said(sock, 2)))
+    whole, small = slices[1 : slices.index(0, 1)], slices[slices.index(0, 1) + 1 :]
+    assert (
+        statuses == [[b"400", b"200"]] * 2
+    )  # it is too long for the context; the next one is served
+    assert max(whole) > 1 << 14
+    assert max(small) == 1 << 10
+
+
+def test_where_many_large_bodies_are_received_all_are_read_slowly() -> None:
+    budget = BodyBudget(1 << 20)
+
+    async def run() -> None:
+        with ExitStack() as stack:
+            held = [stack.enter_context(budget.hold()) for _ in range(10)]
+            begin_s = perf_counter()
+            for body in held[:7]:
+                await body.grow(1 << 20)
+            assert budget.pause_s(1 << 20) == 0.0
+            budget.grow(held[7], 1 << 20)  # half of all that is held at once
+            first_s, second_s = budget.pause_s(16_000), budget.pause_s(16_000)
+            assert 0.0 < first_s <= 0.001 < second_s <= 0.002
+            begin_s = perf_counter()
+            await held[8].grow(1 << 20)
+            assert perf_counter() - begin_s > 0.05
+        assert budget.num_bytes == 0
+
+    asyncio.run(run())
 
 
 # --- pipelines

@@ -10,6 +10,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Timer, current_thread, main_thread
 from types import FrameType
 
@@ -52,13 +54,23 @@ class Deadline:
         raise KeyboardInterrupt
 
 
-def end_as_interrupted() -> None:
-    """Let SIGTERM, and a terminal that is closed, do what Ctrl-C does: a command that has started
-    others ends them."""
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+@contextmanager
+def ended_as_interrupted() -> Iterator[None]:
+    """While entered, SIGTERM and the end of the terminal do what Ctrl-C does: a command that has
+    started other processes ends them."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {n: signal.getsignal(n) for n in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
             signal.signal(number, signal.getsignal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Stopped(Exception):

@@ -133,8 +133,8 @@ def _costs(pair: ResolvedPair, plan: CorePlan, loaded: LoadedTarget, target: Tar
     if loaded.placement is Placement.ELSEWHERE and pair.config.pace_curve is None:
         pass_s, widths = loaded.pass_s, loaded.widths
         if widths and not pass_s:
-            pass_s = {widths.padded(1): placing.plain_seconds(target, loaded.num_context)}
-        costs.teach(pass_s)
+            pass_s = {widths.padded(1): placing.timed_pass_s(target, loaded.num_context)}
+        costs.teach_rows(pass_s)
     return costs
 
 

@@ -70,7 +70,7 @@ def place(
     assert pair.draft, "the caller checked for a draft"
     if steps is None or (
         pair.config.draft_device == "auto"
-        and not steps.pay(plain_seconds(target, loaded.num_context), pair.draft.num_bytes)
+        and not steps.pay(timed_pass_s(target, loaded.num_context), pair.draft.num_bytes)
     ):
         drafter.close()
         return on_cpu()
@@ -115,7 +115,7 @@ class Steps:
         costs.observe_read(self.num_read, self.read_s)
 
 
-def plain_seconds(target: Target, num_context: int) -> float:
+def timed_pass_s(target: Target, num_context: int) -> float:
     """Seconds of a forward pass of a target that goes on from a text, without a draft. The first
     run reads the text and warms the device up."""
     text: Tokens = np.zeros(min(_NUM_READ, num_context - 1), dtype=np.int32)

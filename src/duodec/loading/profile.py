@@ -41,7 +41,6 @@ _ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
 ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
 _TRIES = 2  # for a context
 _PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # by which less work may seem to take longer: noise
-_AS_MANY = 3  # observations that one measured median counts as
 
 
 class Pair(Protocol):
@@ -160,10 +159,10 @@ class Profile:
     def costs(self, *, is_drafting: bool) -> Costs:
         """The planner's initial costs; ``is_drafting``: the drafter will work in parallel."""
         costs = Costs()
-        for forward in self.forwards:
-            beside_s = forward.beside_s if is_drafting else None
-            for _ in range(_AS_MANY):
-                costs.observe_forward(beside_s or forward.seconds, forward.width)
+        costs.teach(
+            (forward.width, (forward.beside_s if is_drafting else None) or forward.seconds)
+            for forward in self.forwards
+        )
         for step in self.steps:
             if step.leaves == 1:  # other steps cost less per leaf
                 costs.observe_step(step.seconds)

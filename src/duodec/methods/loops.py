@@ -129,7 +129,7 @@ def streaming(
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
             if sources == Sources.NONE:
                 governor.plain_length = len(request.text)
-            elif draft and (plain_s := plain_seconds(draft, forward, request, governor)):
+            elif draft and (plain_s := inferred_plain_s(draft, forward, request, governor)):
                 governor.infer_plain(plain_s)
         selector.finish_forward(
             offer,
@@ -141,7 +141,7 @@ def streaming(
     texts.memory.decoding.observe(decoding_s, 1)
 
 
-def plain_seconds(
+def inferred_plain_s(
     draft: Draft, forward: Forward, request: Request, governor: Governor
 ) -> float | None:
     """Seconds that a forward pass would have taken without its draft, where that needs no trial:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from duodec.core.round import median
@@ -17,7 +17,7 @@ _UNKNOWN_BUDGET = 4
 _UNKNOWN_FORWARD_S = 0.03
 _FIRST_TOKENS = 7  # tried where nothing is known at all
 _FEWEST = 3  # forward passes that make a median
-_AS_MANY = 3  # forward passes that one which loading measured counts as
+_AS_MANY = 3  # forward passes that one measured before the first text counts as
 _LATELY = 8  # forward passes
 _TICK_S = 1e-9  # the least one takes
 _PLAIN = 2  # forward passes without a draft, before the first with one
@@ -111,15 +111,19 @@ class Costs:
         self._measured.clear()
         self._curve.clear()
 
-    def teach(self, pass_s: Mapping[int, float]) -> None:
-        """Let them know what forward passes were measured to take, in seconds by their rows, before
-        the first completion. The narrowest is what plain decoding computes."""
-        for num_rows in sorted(pass_s):
+    def teach(self, known: Iterable[tuple[int, float]]) -> None:
+        """Let them know what forward passes were measured to take before the first completion: the
+        draft tokens of each, and its seconds."""
+        for num_tokens, seconds in known:
             for _ in range(_AS_MANY):
-                if num_rows == min(pass_s):
-                    self.observe_forward(pass_s[num_rows])
-                if num_rows > 1:
-                    self.observe_forward(pass_s[num_rows], num_rows - 1)
+                self.observe_forward(seconds, num_tokens)
+
+    def teach_rows(self, pass_s: Mapping[int, float]) -> None:
+        """The same, by rows: the narrowest is what plain decoding computes."""
+        known = {num_rows - 1: seconds for num_rows, seconds in pass_s.items()}
+        if pass_s:
+            known[0] = pass_s[min(pass_s)]
+        self.teach(sorted(known.items()))
 
     @property
     def _plain_s(self) -> float:

@@ -333,12 +333,12 @@ class Scheduler:
         num_chunk = self.num_chunk_in_company or self.num_chunk
         if num_chunk is None:
             return due
-        if self.is_crowded():
-            num_chunk = -(-num_chunk // 2)  # fewer cores compute them
         prefills = [entry for entry in due if entry.is_long(num_chunk) or entry.is_at_prompt]
         batch = [entry for entry in due if entry not in prefills]
         if not batch:
             num_chunk = self.num_chunk  # nobody waits for a larger part
+        elif self.is_crowded():
+            num_chunk = -(-num_chunk // 2)  # fewer cores compute it
         num_read = 0
         for entry in sorted(prefills, key=lambda one: one.request.slot <= self._last_prefill):
             entry.is_long(num_chunk)

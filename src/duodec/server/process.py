@@ -150,7 +150,7 @@ class Server(uvicorn.Server):
         Until then it listens: new clients are told to come back."""
         if num_open := self._service.num_open:
             log.info(
-                "requests that may finish within %g s: %d; Ctrl-C again ends them now",
+                "requests that may finish within %g s: %d; a second signal ends them now",
                 self._service.settings.grace_s, num_open,
             )  # fmt: skip
         draining = asyncio.ensure_future(asyncio.to_thread(self._service.drain))

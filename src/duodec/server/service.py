@@ -66,7 +66,9 @@ class Service:
         self.settings = settings
         self.meters = Meters(settings.metrics_prefix)
         self.created = int(time.time())
-        self.intake = Intake(settings)
+        self.intake = Intake(
+            settings, lambda: any(model.computes_on_all_cores for model in self.models.loaded)
+        )
         self._prompt_log = PromptLog(Path(settings.prompt_log)) if settings.prompt_log else None
         self.store = Store()
         self._load = LoadMeter()
@@ -76,9 +78,6 @@ class Service:
             most_stay_s=_STAY_SHARE * settings.timeout_s,
             most_waiting=settings.num_slots + settings.num_queued // 2,
         )  # fmt: skip
-        self.intake.are_cores_taken = lambda: any(
-            model.llm.scheduler.has_all_cores for model in self.models.loaded
-        )
         self._lock = FairLock() if len(sources) > 1 else None
         self._is_started = self._is_closing = False
         self._watch()

@@ -90,7 +90,7 @@ class SimulatedBed:
             costs.observe_read(_READ_TOKENS, model.table.seconds(_READ_TOKENS))
         if not costs.is_measured:  # as loading measures it
             curve = self.curve
-            costs.teach({n: curve.forward.seconds(n) for n in curve.shape.widths.each})
+            costs.teach_rows({n: curve.forward.seconds(n) for n in curve.shape.widths.each})
         key = turn.prompt_tokens + turn.answer
         if key not in self.known:
             self.known = {key: {}}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from duodec.cli.interrupts import end_as_interrupted
+from duodec.cli.interrupts import ended_as_interrupted
 from duodec.cli.options import option
 from duodec.cli.output import say_dim, warn
 from duodec.errors import BackendUnavailable
@@ -37,7 +37,6 @@ def setup(
     from duodec.backends.llamacpp.checks import self_test
     from duodec.machine.install import PipMissing, pip_command
 
-    end_as_interrupted()
     cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
     if not (rebuild or cmake_args or gpu):
         try:
@@ -49,7 +48,7 @@ def setup(
             say_dim(f"llama.cpp ({native.PACKAGE} {native.VERSION}) is installed and works")
             return
     try:
-        with pip_command() as pip:
+        with ended_as_interrupted(), pip_command() as pip:
             wheel = None
             if gpu == "cuda" and toolchains.find_nvcc() is None:
                 wheel = native.fetch(pip, toolchains.cuda_wheels(), warn)

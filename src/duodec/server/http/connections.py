@@ -452,8 +452,5 @@ def allow_open_files(num_connections: int) -> None:
 def _declared(headers: list[tuple[bytes, bytes]]) -> int:
     """Bytes of the body that follows a head, which the parser has found valid; 0 if it comes in
     chunks."""
-    said = dict(headers)
-    if b"transfer-encoding" in said:
-        return 0
-    length = said.get(b"content-length", b"").strip()
+    length = dict(headers).get(b"content-length", b"").strip()
     return int(length) if length.isdigit() and len(length) < 19 else 0

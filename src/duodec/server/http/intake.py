@@ -49,8 +49,13 @@ _num_steps: ContextVar[int] = ContextVar("num_steps", default=0)  # of the reque
 class Intake:
     """What lies between a body and the scheduler, for one server."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, are_cores_taken: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``are_cores_taken`` tells whether a forward pass computes on all cores. One that begins
+        later leaves some of them to what takes long here. One whose threads wait for each other at
+        every step, with another thread between them, takes ten times as long."""
+        self._settings, self._are_cores_taken = settings, are_cores_taken
         self._small = Workers("duodec-prepare", _NUM_THREADS)
         num_long = 1 if len(available_cores()) <= _FEW_CORES else _NUM_THREADS
         # on few cores, what a large body takes would be taken from forward passes
@@ -61,10 +66,6 @@ class Intake:
         self._kinds = (self._small, self._large, self._quick, self._grammars)
         self._tasks: dict[asyncio.Task[Any], int] = {}  # bytes of each that were not sent with it
         self.bodies = BodyBudget(settings.max_body_bytes)
-        self.are_cores_taken: Callable[[], bool] = lambda: False
-        """Whether a forward pass computes on all cores. One that begins later leaves some of them
-        to what takes long here, but one whose threads wait for each other at every step, with
-        another thread between them, takes ten times as long."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._why: ApiError | None = None  # nothing is prepared any more
 
@@ -159,7 +160,7 @@ class Intake:
 
     def _wait_for_cores(self) -> None:
         end_s = perf_counter() + _MOST_WAIT_S
-        while self.are_cores_taken() and perf_counter() < end_s:
+        while self._are_cores_taken() and perf_counter() < end_s:
             sleep(_LOOK_S)
 
     def _end_all(self) -> None:

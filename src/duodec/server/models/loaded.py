@@ -95,6 +95,11 @@ class LoadedModel:
         num_there = self.scheduler.num_running + self.scheduler.num_waiting
         return self.num_leases + self._num_calls + num_there > 0
 
+    @property
+    def computes_on_all_cores(self) -> bool:
+        """A forward pass of it does now, on cores that preparing requests needs, too."""
+        return self.llm.shares_cores and self.llm.scheduler.has_all_cores
+
     def end(self) -> bool:
         """Whether nobody uses it; then nobody can from now on."""
         with self._lock:
