@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from queue import Queue
 from threading import Event, Lock, Thread, current_thread
 from time import sleep
@@ -474,6 +475,50 @@ def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
         reader.result(), short.result()
     parts = [max(found) for found in seen if len(found) > 1]
     assert parts[:16] == [*range(16, 250, 16), 250]
+
+
+def test_prompts_wait_one_forward_pass_for_long_drafts() -> None:
+    """Both in one would keep the text waiting for twice as long."""
+    seen: list[tuple[int, int]] = []
+    target = Counted(
+        TableTarget(TABLE),
+        on_score=lambda qs: seen.append((len(qs), max(len(q.draft) for q in qs))),
+    )
+    llm = engine_of(num_context=2000)
+    with served(llm, target, num_chunk=64) as pool:
+        llm.scheduler.num_chunk_in_company = 16
+        ask = Ask(tuple(i % 31 for i in range(300)), max_tokens=200, method="lookup:24")
+        short = Listener(ask)
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
+        reader = Listener(Ask(tuple((3 * i) % 31 for i in range(400)), max_tokens=5, method="ar"))
+        pool.submit(reader)
+        assert list(short.result().finished.tokens) == expected(ask)
+        reader.result()
+    both = [i for i, (num_queries, _) in enumerate(seen) if num_queries == 2]
+    during = seen[both[0] : both[-1] + 1]
+    assert any(num_queries == 1 and most > 16 for num_queries, most in during)
+    alone = [num_queries == 1 for num_queries, _ in during]
+    assert not any(one and other for one, other in pairwise(alone))
+
+
+def test_parts_are_small_beside_a_text_that_waits_for_a_draft() -> None:
+    llm = engine_of()
+    llm.target, llm.num_slots = Caches(llm.target), 2
+    llm.scheduler.num_chunk, llm.scheduler.num_chunk_in_company = 64, 16
+    texts = ((1, 2, 3), tuple(i % 31 for i in range(200)))
+    entries = [llm.scheduled(text, SamplingParams(), say=lambda output: None) for text in texts]
+    for entry, slot in zip(entries, llm.scheduler.slots, strict=True):
+        entry.slot, entry.request.slot = slot, slot.number
+    decoding, reading = entries
+    decoding.first_s, decoding.need = 0.0, Wait(1.0)
+    reading.need = Score()
+    llm.scheduler.running = entries
+    assert llm.scheduler._batch() == [reading]
+    assert len(reading.query().text) == 16
+    decoding.first_s = None  # it only reads, too
+    assert llm.scheduler._batch() == [reading]
+    assert len(reading.query().text) == 64
 
 
 def test_prompts_that_are_read_beside_a_completion_make_one_part_together() -> None:

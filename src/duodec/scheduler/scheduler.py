@@ -87,6 +87,7 @@ class Scheduler:
         self.running: list[ScheduledRequest] = []  # by slot
         self.num_forwards = 0
         self._last_prefill = -1
+        self._is_postponed = False  # prefills, by the last forward pass
         self._flight: _Flight | None = None
         self._is_sharing: bool | None = None  # the cores, by the last forward pass
         self.has_all_cores = False  # a forward pass computes on all of them now
@@ -325,7 +326,8 @@ class Scheduler:
 
     def _batch(self) -> list[ScheduledRequest]:
         """All that decode, and of those that prefill, which take turns, as many as have no more
-        tokens together than a part of a long text, or one."""
+        tokens together than a part of a long text, or one; none beside drafts that are longer than
+        that, but then in the next forward pass."""
         due = [entry for entry in self.running if isinstance(entry.need, Score)]
         if len(self.running) > 1:
             for entry in due:
@@ -335,10 +337,16 @@ class Scheduler:
             return due
         prefills = [entry for entry in due if entry.is_long(num_chunk) or entry.is_at_prompt]
         batch = [entry for entry in due if entry not in prefills]
-        if not batch:
+        if all(entry.is_at_prompt for entry in self.running):
             num_chunk = self.num_chunk  # nobody waits for a larger part
         elif self.is_crowded():
             num_chunk = -(-num_chunk // 2)  # fewer cores compute it
+        num_drafted = sum(entry.num_unread - 1 for entry in batch)
+        self._is_postponed = (
+            bool(prefills) and not self._is_postponed and num_drafted > (num_chunk or num_drafted)
+        )
+        if self._is_postponed:
+            return batch
         num_read = 0
         for entry in sorted(prefills, key=lambda one: one.request.slot <= self._last_prefill):
             entry.is_long(num_chunk)

@@ -85,7 +85,7 @@ class LoadedModel:
         llm.scheduler.on_end = meters.ended
         llm.scheduler.most_slots = max(1, llm.scheduler.num_slots - 1)
         if llm.shares_cores:
-            llm.scheduler.num_chunk_in_company = 32  # takes two to four times as long as a token
+            llm.scheduler.num_chunk_in_company = 16  # takes two to three times as long as a token
             llm.scheduler.is_crowded = lambda: intake.is_computing_long
         self.scheduler = SchedulerThread(llm.scheduler, num_queued=settings.num_queued, lock=lock)
 
