@@ -546,6 +546,28 @@ def test_a_call_in_a_fence_is_a_call() -> None:
                 assert reason == ("tool_calls" if calls else "stop")
 
 
+def test_doubled_braces_are_those_of_a_call() -> None:
+    """Qwen2.5-Coder's template shows them in its instructions."""
+    rome = f'{{{{"name": "weather", "arguments": {ROME_JSON}}}}}'
+    texts: list[tuple[str, str, list[Any]]] = [
+        (f"<tool_call>\n{rome}\n</tool_call>", "", [ROME]),
+        (f"<tool_call>\n{rome[:-1]}\n</tool_call>", "", [ROME]),  # one is closed
+        (rome, "", [ROME]),
+        (f"```json\n{rome}\n```", "", [ROME]),
+        (f"{rome[:-1]}, it rains.", ", it rains.", [ROME]),
+        *((text, text, []) for text in (
+            "{{ name }}", '{{"name": "weather"}}', "{" * 100, rome.replace("weather", "weathers"),
+        )),
+    ]  # fmt: skip
+    case = CASES["hermes"]
+    tokenizer = Tags(case.template, case.tags)
+    for text, words, calls in texts:
+        with running(willing_model(tokenizer, text, MESSAGES, tools=TOOLS)) as server:
+            for is_streamed in (False, True):
+                said, found, _ = answered(server, is_streamed=is_streamed, temperature=0)
+                assert (said, found) == (words, calls), text
+
+
 def test_text_is_held_back_only_while_it_may_become_a_call() -> None:
     def said_by(text: str, end: str) -> str:
         """What is said by the time that this end has come."""

@@ -14,28 +14,44 @@ from duodec.server.api.tools.grammars import json_arguments, some_tool
 from duodec.server.api.tools.splitting import BetweenTags, place_of
 from duodec.server.http.json_limits import parse
 
-_JSON = json.JSONDecoder()
+_JSON, _DOUBLED = json.JSONDecoder(), "{{"
 
 
 def named_calls(inside: str) -> list[tuple[str, Any]]:
     """The calls in JSON: an object with a name and arguments, or a list of such. Raises ValueError
     and the like."""
-    value = parse(inside)
+    value = call_json(inside)
     items = value if isinstance(value, list) else [value]
     if not items:
         raise ValueError("there is no call")
     return [(str(one["name"]), one.get("arguments", one.get("parameters", {}))) for one in items]
 
 
+def call_json(text: str) -> Any:
+    """The value of calls in JSON. Models repeat the doubled braces that Qwen2.5-Coder's template
+    shows in its instructions. Raises ValueError and the like."""
+    text = text.strip()
+    if text.startswith(_DOUBLED):
+        end = _JSON.raw_decode(text, 1)[1]
+        text = text[1:end] if text[end:].strip() in ("", "}") else text
+    return parse(text)
+
+
 def json_end(text: str, begin: int) -> int | None:
-    """Where a JSON object or array ends; None where it may go on, or is none."""
+    """Where a JSON object or array ends; None where it may go on, or is none. An object's braces
+    may be doubled, see `call_json`."""
     begin += len(text[begin:]) - len(text[begin:].lstrip())
     if text[begin : begin + 1] not in ("{", "["):
         return None
+    is_doubled = text.startswith(_DOUBLED, begin)
     try:
-        return _JSON.raw_decode(text, begin)[1]
+        end = _JSON.raw_decode(text, begin + is_doubled)[1]
     except (ValueError, RecursionError):
         return None
+    rest = text[end:].lstrip()
+    if not is_doubled or not rest:
+        return None if is_doubled else end
+    return len(text) - len(rest) + 1 if rest.startswith("}") else end
 
 
 _NAME = r'"name": ("(?:[^"\\]|\\.)*"), "(?:arguments|parameters)": '
@@ -70,7 +86,7 @@ class Hermes(BetweenTags):
         return named_calls(self.inside(block))
 
     def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
-        return _begun(rf"{re.escape(self.begin)}\s*\{{{_NAME}", block)
+        return _begun(rf"{re.escape(self.begin)}\s*\{{{{1,2}}{_NAME}", block)
 
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         more = ' ("\\n" call)*' if is_many else ""

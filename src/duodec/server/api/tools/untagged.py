@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duodec.server.api.tools.call import Format, Literal, Tool, name_of
-from duodec.server.api.tools.json_calls import json_end, named_calls
-from duodec.server.http.json_limits import parse
+from duodec.server.api.tools.json_calls import call_json, json_end, named_calls
 
 _FENCE = "```"
 _OPENING = re.compile(r"```[\w-]{0,16}")  # with the language's name
@@ -53,7 +52,7 @@ class OrUntagged:
             block = fence[opening.end() :].removesuffix(_FENCE) if opening else ""
         elif not _may_be_call(block):
             return self.form.calls(block, tools)
-        value = parse(block)
+        value = call_json(block)
         items = value if isinstance(value, list) else [value]
         names = {name_of(tool) for tool in tools}
         if not all({"name", "arguments"} == set(one) and one["name"] in names for one in items):
@@ -74,6 +73,7 @@ def _may_be_call(text: str) -> bool:
     """Whether a text is, or may become, an object with a name and arguments, or a list of such."""
     squeezed = re.sub(r"\s", "", text[:_NUM_LOOKED_AT])
     begun = squeezed.removeprefix("[")
+    begun = begun[1:] if begun.startswith("{{") else begun
     if named := _NAME.match(begun):
         begun = begun[named.end() :]
     heads = (',"arguments":',) if named else _HEADS
