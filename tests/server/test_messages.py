@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -348,6 +349,10 @@ def test_the_client_of_anthropic(server: Running) -> None:
         last = stream.get_final_message()
     assert text == message.content[0].text == last.content[0].text
     assert last.usage.output_tokens == message.usage.output_tokens
+    (model,) = client.models.list()
+    assert model == client.models.retrieve(MODEL)
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert abs(datetime.now(timezone.utc) - model.created_at) < timedelta(hours=1)
     assert last.stop_reason == message.stop_reason
     count = client.messages.count_tokens(model=MODEL, messages=[ASKED]).input_tokens
     assert count == message.usage.input_tokens + message.usage.cache_read_input_tokens

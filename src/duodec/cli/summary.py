@@ -50,8 +50,6 @@ def draft_line(stats: Stats, method: str, draft: str | None) -> str:
         share = f" ({_share(stats):.0%})" if stats.num_draft_tokens else ""
         words.append(f"{stats.num_draft_tokens} drafted")
         words.append(f"{stats.num_accepted_tokens} accepted{share}")
-    if stats.num_near_ties:
-        words.append(f"{_count(stats.num_near_ties, 'near tie')}")
     if stats.drafter_restarts:
         words.append(f"drafter restarted {_count(stats.drafter_restarts, 'time')}")
     return ", ".join(words)

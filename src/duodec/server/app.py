@@ -99,8 +99,10 @@ class Routes:
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def models(self, request: Request) -> Response:
-        described = [self._service.described(name) for name in self._service.models.names]
-        return JSONResponse({"object": "list", "data": described})
+        names = self._service.models.names
+        described = [self._service.described(name) for name in names]
+        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # Anthropic's
+        return JSONResponse({"object": "list", "data": described, **ends})
 
     async def model(self, request: Request) -> Response:
         name = self._service.named(request.path_params["name"])

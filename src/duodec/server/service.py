@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -159,13 +160,16 @@ class Service:
     # --- what it is
 
     def described(self, name: str) -> dict[str, Any]:
-        """A model of the list of models."""
+        """A model of the list of models, for OpenAI's clients, vLLM's and Anthropic's."""
         model = self.models.get(name)
         length = model.llm.num_context if model else None
         return {
             "id": name,
             "object": "model",
+            "type": "model",
+            "display_name": name,
             "created": self.created,
+            "created_at": datetime.fromtimestamp(self.created, timezone.utc).isoformat(),
             "owned_by": "duodec",
             "status": {"value": self.models.state(name)},
             "max_model_len": length,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -88,22 +88,29 @@ def serve(
     config = replace(config, num_slots=settings.num_slots)
     settings = replace(settings, model=alias or served_name(config.target), sampling=sampling)
     models = {settings.model: config, **additional_models(also or [], config, settings.model)}
-    sources = {name: source_of(name, models, method) for name in models}
     logs.set_up(_log_format(log_format))
+    tell, caution = (logs.log.info, logs.log.warning) if log_format == "json" else (say, warn)
+    sources = {name: source_of(name, models, method, tell, caution) for name in models}
     sock = process.listen(settings)
     service = Service(settings, sources)
     url, whom = _url(sock.getsockname()), "" if settings.api_keys else " for one user,"
-    say(f"serving {', '.join(models)} at {url},{whom} loading; Ctrl-C ends it")
+    tell(f"serving {', '.join(models)} at {url},{whom} loading; Ctrl-C ends it")
     if not settings.is_loopback and not settings.api_keys:
-        warn(
+        caution(
             f"anybody who reaches {settings.host} can use this server; require a key with --api-key"
         )
     with announced(settings.model, url):
         process.serve(service, sock)
 
 
-def source_of(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
-    """Where one of the models comes from."""
+def source_of(
+    name: str,
+    models: Mapping[str, EngineConfig],
+    method: str,
+    tell: Callable[[str], None] = say,
+    caution: Callable[[str], None] = warn,
+) -> Source:
+    """Where one of the models comes from; what memory it takes is told, and what went wrong."""
     from duodec import llm
     from duodec.loading.load import fits
     from duodec.server.models.registry import Source
@@ -113,8 +120,9 @@ def source_of(name: str, models: Mapping[str, EngineConfig], method: str) -> Sou
     pair = cache(partial(opening.resolve_for, config, chosen))
 
     def load(taken: int) -> LLM:
-        opened = llm.load(pair(), on_warning=warn, taken_bytes=taken)
-        opening.say_memory(opened)
+        opened = llm.load(pair(), on_warning=caution, taken_bytes=taken)
+        if opened.memory:
+            tell(opening.memory_line(opened.memory))
         return opened
 
     def may_load(taken: int) -> bool:
