@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -51,6 +52,7 @@ def recorded(
                 "experiment": experiment.name,
                 "question": experiment.question,
                 "command": command,
+                "commit": commit(),
                 "environment": environment(),
                 "settings": {name: _named(value) for name, value in settings.items()},
                 "figures": figures,
@@ -63,6 +65,18 @@ def recorded(
             sys.exit(f"{experiment.name}: {fault}")
 
     return run
+
+
+def commit() -> str | None:
+    """Of the tree that is measured, with a plus where files of it have changed since."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
+            cwd=RESULTS, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
 
 
 def _named(value: Any) -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes.decoding import FakeTokenizer
 
+from benchmarks.decoding.entrants import ALL, OURS, Runs, best_settings, entrants_of
 from benchmarks.decoding.kept import KeptRows, Shelf
-from benchmarks.decoding.simulated import ALL, IN_OUR_SHAPE, ON_GPU, Runs, _bytes_a_second
+from benchmarks.decoding.simulated import _bytes_a_second, beds_of, prompts_of
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds import Parts
@@ -24,18 +24,19 @@ from duodec.core.protocols import DraftModel
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import Widths
 from duodec.llm import LLM
-from duodec.methods.registry import method
-from duodec.planning.costs import Costs
 
 CURVE = CostCurve.parse("1:8,2:10,3:13,4:16")
 STEP_S = 0.5e-3
 HOST = HostPrices(copy=1e-3)
 MODEL = TableModel(num_vocab=128, order=1, seed=3)
-NAMES = ("ar", "sps:2@gpu", "auto", "auto+gpu")
+NAMES = "sps:2@gpu,auto,auto+gpu,lookup:2@free"
 
 
 def answered(
-    sampling: SamplingParams, draft: DraftModel | None = None
+    sampling: SamplingParams,
+    draft: DraftModel | None = None,
+    names: str = NAMES,
+    forgets: bool = False,
 ) -> tuple[Runs, list[Conversation]]:
     """Two prompts on a target that is padded to two rows, with a draft as good as it."""
     tokenizer = FakeTokenizer(tuple(bytes([i]) for i in range(128)), chat_template="{{ messages }}")
@@ -43,14 +44,8 @@ def answered(
     slow = PricedModel(MODEL.load(), StepTable(((1, 1.0), (2, 1.0))))
     padded = LatencyCurve(CURVE, 0.0, Shape("llama.cpp:2", Widths.only(2), has_branches=False))
     bed = SimulatedBed(parts, TableTarget(MODEL), slow, padded, HOST)
-    fast = PricedModel(draft or MODEL.load(), StepTable(((1, STEP_S), (2, STEP_S))))
-    in_turns = bed.in_turns(fast)
-    on_gpu = replace(in_turns, curve=LatencyCurve(CURVE, 0.0, Shape("chain", has_branches=False)))
-    runs = Runs(
-        bed, bed, on_gpu, in_turns,
-        {name: method(name.removesuffix(ON_GPU).removesuffix(IN_OUR_SHAPE)) for name in NAMES},
-        {name: Costs() for name in NAMES},
-    )  # fmt: skip
+    beds = beds_of(bed, draft or MODEL.load(), STEP_S)
+    runs = Runs(beds, entrants_of(names), forgets)
     engine = LLM(TableTarget(MODEL), tokenizer, 2000)
     prompts = [Prompt("qa", str(i), (f"qa {i}?", "and?"), None, None) for i in range(2)]
     found = list(record(engine, prompts, sampling, 25))
@@ -113,3 +108,51 @@ def test_kept_rows_draft_the_same(tmp_path: Path) -> None:
         assert kept == pytest.approx(plain, rel=1e-9)
         assert (len(shelf.values) > num_kept) == expected
         shelf.save()
+
+
+def test_what_users_have_waits_for_no_padding() -> None:
+    runs, found = answered(SamplingParams(temperature=0.0), names="lookup:2,lookup:2@free")
+    ours, free = (runs.of(name, ALL).values() for name in ("lookup:2", "lookup:2@free"))
+    assert [one.num_tokens for one in ours] == [one.num_tokens for one in free]
+    num_saved = sum(one.seconds for one in ours) - sum(one.seconds for one in free)
+    num_alone = sum(1 for one in found for turn in one.turns for _ in turn.answer)
+    assert 0 < num_saved < num_alone * (CURVE.seconds(2) - CURVE.seconds(1) + HOST.copy)
+
+
+def test_settings_in_braces_are_one_entrant() -> None:
+    found = entrants_of("lookup:{2:2,4}@free,sps:{1,8:0.75}@gpu,auto,ceiling")
+    assert [(one.label, one.settings, one.bed) for one in found] == [
+        ("ar", ("ar",), OURS),
+        ("lookup@free", ("lookup:2:2", "lookup:4"), "@free"),
+        ("sps@gpu", ("sps:1", "sps:8:0.75"), "@gpu"),
+        ("auto", ("auto",), OURS),
+        ("ceiling", ("auto",), "ceiling"),
+    ]
+    assert [one.label for one in found[1].alone] == ["lookup:2:2@free", "lookup:4@free"]
+
+
+def test_the_best_setting_is_that_of_the_most_tokens_a_second() -> None:
+    (entrant,) = (one for one in entrants_of("sps:{1,2,8}@gpu") if one.bed)
+    tried, _ = answered(SamplingParams(seed=1), names="sps:1@gpu,sps:2@gpu,sps:8@gpu")
+    rates = {one.settings[0]: tried.rate(one.label) for one in entrant.alone}
+    (best,) = best_settings(tried, [entrant])
+    assert best.label == "sps@gpu"
+    assert best.settings == (max(rates, key=lambda name: rates[name]),)
+    assert len(set(rates.values())) == 3
+
+
+def test_cold_nothing_is_known_of_the_prompt_before() -> None:
+    names, sampling = "recycling:7@free,ar", SamplingParams(temperature=0.0)
+    (warm, _), (cold, found) = (
+        answered(sampling, names=names, forgets=forgets) for forgets in (False, True)
+    )
+    first, second = found[0].prompt.prompt_id, found[1].prompt.prompt_id
+    sums = [run.of("recycling:7@free", ALL) for run in (warm, cold)]
+    assert sums[0]["qa", first] == sums[1]["qa", first]
+    assert sums[0]["qa", second].num_forwards < sums[1]["qa", second].num_forwards
+
+
+def test_settings_are_chosen_on_other_prompts() -> None:
+    reported, others = prompts_of(None, ["qa", "rag"], 2, 1, 0)
+    assert [one.task for one in others] == ["qa", "rag"]
+    assert not {one.prompt_id for one in reported} & {one.prompt_id for one in others}

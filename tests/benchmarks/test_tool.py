@@ -35,7 +35,7 @@ def serve():
 grid.main = serve
 tool.main(["grid"])
 """
-FORMAT = {"experiment", "question", "command", "environment", "settings", "figures"}
+FORMAT = {"experiment", "question", "command", "commit", "environment", "settings", "figures"}
 
 
 @pytest.fixture

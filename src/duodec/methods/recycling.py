@@ -22,13 +22,15 @@ class TokenRecycling(Method):
     reads_off_path = True
     learns = True
 
+    num_tokens: int = 80  # of that tree, at most: its first levels
     adjacencies: ByOwner[Adjacency] = field(default_factory=adjacencies)
 
     def decode(self, request: Request) -> Loop:
         adjacency = self.adjacencies.of(request.owner)
 
         def propose(request: Request) -> Draft:
-            return recycled(adjacency, int(request.text[-1]))
+            tree = recycled(adjacency, int(request.text[-1]))
+            return tree.within(self.num_tokens, len(tree))
 
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             scored = (int(text[-1]), *draft.tokens)[: scores.num_rows]

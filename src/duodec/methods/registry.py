@@ -85,11 +85,18 @@ def check_method(method: object) -> None:
         )
 
 
+_FURTHER = {  # what a second number sets: its words, its form, an example
+    "least": ("confidence from 0 to 1", r"0?\.[0-9]+|[01]", "0.75"),
+    "max_ngram": ("length of a match", "[1-9][0-9]*", "2"),
+}
+
+
 def method(name: str) -> Method:
     """A new method of that name, which has learned nothing yet. ``sps:2`` is `sps` with two draft
     tokens a round, ``sps:16:0.75`` with 16 at most and none after one that the draft model gives
-    less than 0.75. ``module:Class`` imports a class of yours; it is known by its own name from then
-    on. Raises BadOption, which lists the names."""
+    less than 0.75, ``lookup:8:2`` drafts 8 after matches of two tokens and one. ``module:Class``
+    imports a class of yours; it is known by its own name from then on. Raises BadOption, which
+    lists the names."""
     base, _, number = name.partition(":")
     if base in METHODS:
         kind = METHODS[base]
@@ -111,16 +118,18 @@ def method(name: str) -> Method:
     settings = signature(kind).parameters
     if "num_tokens" not in settings:
         raise BadOption(f"method '{base}' takes no number of draft tokens; write '{base}'")
-    number, has_least, least = number.partition(":")
+    number, colon, more = number.partition(":")
     if not (number.isdecimal() and int(number) > 0):
         raise BadOption(f"'{name}' does not say how many tokens to draft; write, say, {base}:4")
-    if not has_least:
+    if not colon:
         return kind(num_tokens=int(number))  # type: ignore[call-arg]
-    if "least" not in settings:
-        raise BadOption(f"method '{base}' takes no confidence; write {base}:{number}")
-    if not re.fullmatch(r"0?\.[0-9]+|[01]", least):
-        raise BadOption(f"'{name}' ends in no confidence from 0 to 1; write {base}:{number}:0.75")
-    return kind(num_tokens=int(number), least=float(least))  # type: ignore[call-arg]
+    for setting, (words, pattern, example) in _FURTHER.items():
+        if setting in settings:
+            if not re.fullmatch(pattern, more):
+                raise BadOption(f"'{name}' ends in no {words}; write {base}:{number}:{example}")
+            further = {setting: type(settings[setting].default)(more)}
+            return kind(num_tokens=int(number), **further)  # type: ignore[call-arg]
+    raise BadOption(f"method '{base}' takes one number; write {base}:{number}")
 
 
 def check_usable(
