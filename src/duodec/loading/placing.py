@@ -56,13 +56,12 @@ def place(
     """Load the draft model on the target's device, and on the CPU where the device has no room, it
     fails there, or pays less. ``costs`` learn what was timed. Raises what is wrong with the model,
     or with the pair."""
-    on = loaded.model.devices if isinstance(loaded.model, LlamaModel) else ()
 
     def on_cpu() -> ProcessDrafter:
         return open_drafter(pair, loaded.model, loaded.num_context, plan, on_warning=on_warning)
 
     try:
-        drafter = on_device(pair, loaded.model, loaded.num_context, plan, on, on_warning=on_warning)
+        drafter = draft_on_device(pair, loaded, plan, on_warning)
     except DuodecError as error:
         on_warning(f"{error}; it computes on the CPU")
         return on_cpu()
@@ -76,6 +75,18 @@ def place(
         return on_cpu()
     steps.teach(costs)
     return drafter
+
+
+def draft_on_device(
+    pair: ResolvedPair,
+    loaded: LoadedTarget,
+    plan: CorePlan,
+    on_warning: Callable[[str], None],
+) -> DrafterInTurns:
+    """Load the draft model on the target's device. Raises BackendUnavailable where it has no room,
+    and what is wrong with the model, or with the pair."""
+    on = loaded.model.devices if isinstance(loaded.model, LlamaModel) else ()
+    return on_device(pair, loaded.model, loaded.num_context, plan, on, on_warning=on_warning)
 
 
 @dataclass(frozen=True)

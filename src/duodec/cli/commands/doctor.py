@@ -143,6 +143,7 @@ def _check_payoff(
     """Whether the draft pays, or which of this machine's files does; None where other programs
     spoil the measurement. Raises what is wrong with a draft."""
     from duodec.cli.checks import payoff
+    from duodec.cli.checks.places import check_places
     from duodec.machine.busy import NOTABLE, OtherPrograms, wait_until_idle
     from duodec.models.discovery import Candidate, candidates
 
@@ -168,6 +169,8 @@ def _check_payoff(
     speed = own.speed if own else payoff.Speed(measured.plain_s, measured.verify_s, None, None)
     agreement = own.agreement if own else None
     found += payoff.check_speed(speed, agreement, shares_cores=plan.shares_cores)
+    if own:
+        found += check_places(resolved, target, plan, own)
     if known:
         found += payoff.check_trials(resolved.config.target, list(tried.values()))
     found += payoff.check_skipped(known)

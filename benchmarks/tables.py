@@ -1,0 +1,245 @@
+"""Write the tables of the pages from result files.
+
+    python -m benchmarks.tables
+
+A table of a page stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; NAME is one of
+`TABLES`. A test says which table differs from what its files hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks import figures_of, markdown
+from benchmarks.decoding.entrants import ALL, CEILING, PLAIN
+from duodec.backends.curves import CostCurve
+from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates
+from duodec.loading.forecast import Forecast
+
+PAGES = tuple(Path(__file__).parents[1] / name for name in ("README.md", "docs/measurements.md"))
+_MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_LEAST, _LEAST_OF_A_TASK = 1.10, 0.97  # of the default over the best of all else
+_OURS = ("auto", "auto+gpu", "auto@free", "auto@gpu", CEILING)
+_DEFAULT = "default"
+_NAMES = {
+    PLAIN: "duodec without drafts: the price of exactness",
+    "lookup@free": "prompt lookup",
+    "recycling@free": "token recycling",
+    "lookahead@free": "lookahead",
+    "sps@free": "speculative sampling, draft on the CPU",
+    "pearl@free": "PEARL",
+    "duo@free": "DuoDecoding",
+    "sps@gpu": "speculative sampling, draft on the card",
+    "auto": "duodec, draft on the CPU",
+    "auto+gpu": "duodec, draft on the card",
+    _DEFAULT: "**duodec's default**",
+    CEILING: "the same with a draft that costs nothing, on the CPU",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A curve of a result file of `simulated`."""
+
+    title: str
+    result: str
+    curve: str
+
+    @cached_property
+    def _file(self) -> Mapping[str, Any]:
+        return _figures(self.result)
+
+    @property
+    def _bed(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._file["beds"][self.curve]
+        return found
+
+    @property
+    def others(self) -> list[str]:
+        """All that is not ours, plain decoding of one row among it (as no label)."""
+        return [label for label in self._bed["sums"] if label not in (*_OURS, PLAIN)]
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(one.partition("/")[0] for one in self._file["prompt_ids"]))
+
+    @property
+    def forward(self) -> CostCurve:
+        return CostCurve.parse(self._bed["curve"]["text"])
+
+    @property
+    def default(self) -> str:
+        """Where ``--draft-device auto`` computes this draft: on the card if a step pays more there,
+        by the same forecast."""
+        on_card, on_core = (
+            float(text.split(",")[0].partition(":")[2]) / 1e3
+            for text in (self._bed["draft_ms_on_gpu"], self._file["draft_ms"])
+        )
+        forward_s = self.forward.seconds(1)
+        is_on_card = (
+            Forecast(forward_s, on_card).in_turns >= Forecast(forward_s, on_core).in_parallel
+        )
+        return "auto+gpu" if is_on_card else "auto"
+
+    def setting(self, label: str) -> str:
+        """What was chosen: ``lookup:4``."""
+        found: str = self._bed["settings"][label]
+        return found
+
+    def label(self, name: str) -> str:
+        return self.default if name == _DEFAULT else name
+
+    def has(self, name: str) -> bool:
+        return self.label(name) in self._bed["sums"]
+
+    def speedup(self, name: str, task: str = ALL) -> Ratio:
+        """Over plain decoding in passes of one row."""
+        cell = self._file["curves"][self.curve][self.label(name)][task]
+        low, high = cell["interval"]
+        return Ratio(cell["speedup"], low, high, len(self._rates(PLAIN, task)))
+
+    def over_best(self, task: str) -> Ratio:
+        """The default's tokens a second over those of the fastest of all else on a task."""
+        best = max(self.others, key=lambda label: self.speedup(label, task).value)
+        ours = self._rates(self.default, task)
+        if self.speedup(best, task).value < 1:  # plain decoding as it is without us
+            return self.speedup(self.default, task)
+        return ratio_of_rates(ours, self._rates(best, task), range(len(ours)))
+
+    def _rates(self, label: str, task: str) -> list[Rate]:
+        """Tokens and seconds of each prompt of a task."""
+        sums = self._bed["sums"][label].split("; ")
+        found: list[Rate] = []
+        for prompt, one in zip(self._file["prompt_ids"], sums, strict=True):
+            tokens, _, seconds = one.split()
+            if task in (ALL, prompt.partition("/")[0]):
+                found.append((float(tokens), float(seconds)))
+        return found
+
+
+@cache
+def _figures(result: str) -> Mapping[str, Any]:
+    return figures_of(result)
+
+
+def _columns(cards: str, limits: str = "") -> list[Column]:
+    """Of a pair: the cards of one result file, and the estimates of another."""
+    link = "@25GB/s"
+    measured = {
+        "RTX 3090, 8B Q4_0": f"rtx3090-8b-q4_0@llama.cpp@936GB/s{link}",
+        "RTX 4090, 8B Q4_0": f"rtx4090-8b-q4_0@llama.cpp@1008GB/s{link}",
+        "RTX 4090, 8B BF16": f"rtx4090-8b-bf16@torch@1008GB/s{link}",
+        "MI50, 27B Q8_0": f"mi50-27b-q8_0@llama.cpp@1024GB/s{link}",
+    }
+    estimated = {
+        "roofline, 4.5 bits": f"roofline:1008GB/s,165TFLOPS,4.0GB@llama.cpp@1008GB/s{link}",
+        "roofline, 16 bits": (
+            "roofline:3350GB/s,989TFLOPS,13.5GB,16bit@torch@3350GB/s@50GB/s"
+        ),
+        "25 ms at any width": f"25@tree@1008GB/s{link}",
+    }  # fmt: skip
+    found = [Column(title, cards, curve) for title, curve in measured.items()]
+    return found + [Column(title, limits, curve) for title, curve in estimated.items() if limits]
+
+
+PAIRS: Mapping[str, Callable[[], list[Column]]] = {
+    "SmolLM2 135M, its 50M draft": lambda: _columns("curves-35-cards", "curves-35-limits"),
+    "Qwen2.5-Coder 1.5B, its 0.5B": lambda: _columns("curves-pair-cards"),
+}
+
+
+def headline() -> str:
+    """Both pairs on the cards whose curves were measured."""
+    rows: list[list[object]] = []
+    for pair, columns_of in PAIRS.items():
+        columns = columns_of()[:4]
+        if not rows:
+            rows.append(["over plain decoding", *(column.title for column in columns)])
+        rows.append([f"*{pair}*", *[""] * len(columns)])
+        rows += [
+            _row(name, columns) for name in _NAMES if name not in ("auto", "auto+gpu", CEILING)
+        ]
+    return markdown(rows)
+
+
+def curves() -> str:
+    """All entrants on all curves, for each pair, with the settings that were chosen."""
+    parts: list[str] = []
+    for pair, columns_of in PAIRS.items():
+        columns = columns_of()
+        rows: list[list[object]] = [["over plain decoding", *(one.title for one in columns)]]
+        rows.append(["ms of a pass over 1 / 8 rows", *(_passes(one) for one in columns)])
+        rows += [_row(name, columns) for name in _NAMES]
+        rows.append(["95% of the default", *(_interval(one.speedup(_DEFAULT)) for one in columns)])
+        for name in ("lookup@free", "recycling@free", "sps@free", "sps@gpu"):
+            rows.append([f"`{name}`: best", *(_setting(one, name) for one in columns)])
+        rows.append(["the default's draft is on", *(_place(one) for one in columns)])
+        parts.append(f"**{pair}**\n\n{markdown(rows)}")
+    return "\n\n".join(parts)
+
+
+def criteria() -> str:
+    """The default over the fastest of all else, by task; bold where it misses its goal."""
+    parts: list[str] = []
+    for pair, columns_of in PAIRS.items():
+        columns = columns_of()
+        tasks = columns[0].tasks
+        rows: list[list[object]] = [["", *tasks, "all", "95%"]]
+        for column in columns:
+            cells = [_judged(column.over_best(task).value, _LEAST_OF_A_TASK) for task in tasks]
+            whole = column.over_best(ALL)
+            rows.append([column.title, *cells, _judged(whole.value, _LEAST), _interval(whole)])
+        parts.append(f"**{pair}**\n\n{markdown(rows)}")
+    return "\n\n".join(parts)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    one.__name__: one for one in (headline, curves, criteria)
+}
+
+
+def written(page: str) -> str:
+    """A page with its tables as the files have them. Raises KeyError for an unknown table."""
+    return _MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", page)
+
+
+def _row(name: str, columns: Iterable[Column]) -> list[object]:
+    bold = "**" if name == _DEFAULT else ""
+    cells = [
+        f"{bold}{one.speedup(name).value:.2f}{bold}" if one.has(name) else "" for one in columns
+    ]
+    return [_NAMES[name], *cells]
+
+
+def _passes(column: Column) -> str:
+    return " / ".join(f"{1e3 * column.forward.seconds(num):.3g}" for num in (1, 8))
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.low:.2f} to {ratio.high:.2f}"
+
+
+def _setting(column: Column, name: str) -> str:
+    return f"`{column.setting(name)}`" if column.has(name) else ""
+
+
+def _place(column: Column) -> str:
+    return "the card" if column.default == "auto+gpu" else "the CPU"
+
+
+def _judged(value: float, least: float) -> str:
+    return f"{value:.2f}" if value >= least else f"**{value:.2f}**"
+
+
+def main(pages: Sequence[Path] = PAGES) -> None:
+    for page in pages:
+        page.write_text(written(page.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
