@@ -48,7 +48,7 @@ def few_scored() -> Stats:
     [
         (
             rounds_of(9, accepted=1, forward_s=0.11),
-            ("1.82x plain decoding (10.0 tok/s): 2.0 tokens a forward pass at 1.1 times its cost"),
+            ("1.82x plain decoding (10.0 tok/s): 1.90 tokens a forward pass at 1.1 times its cost"),
         ),
         (
             rounds_of(9, forward_s=0.31),
@@ -83,7 +83,7 @@ def few_scored() -> Stats:
         (
             rounds_of(9),
             (
-                "1.00x plain decoding (10.0 tok/s): 0% of the drafts were accepted, 1.0 "
+                "1.00x plain decoding (10.0 tok/s): 0% of the drafts were accepted, 1.00 "
                 "tokens a forward pass"
             ),
         ),

@@ -77,6 +77,18 @@ def test_a_class_of_a_module_decodes_with_the_targets_text() -> None:
         method("my_methods:Echo:many")
 
 
+def test_a_module_may_have_the_name_of_its_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Path
+) -> None:
+    (tmp_path / "echo.py").write_text((tmp_path / "my_methods.py").read_text())
+    monkeypatch.delitem(sys.modules, "echo", raising=False)
+    for name in ("echo:Echo", "echo:Echo:3", "echo:Echo"):  # the first makes "echo" known
+        assert method(name).name == "echo"
+    assert_decodes("echo:4")
+    with pytest.raises(BadOption, match="write, say, sps:4"):
+        method("sps:Echo")
+
+
 @pytest.mark.usefixtures("module")
 def test_its_distribution_is_the_targets_exactly() -> None:
     method("my_methods:Echo")

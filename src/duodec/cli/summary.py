@@ -106,8 +106,7 @@ def comparison(
         )
     wait = fmean(r.draft_wait_s for r in steady) / plain_s
     gap = _mean_gap_s(stats.rounds) / plain_s
-    mean_tokens = sum(len(r.tokens) for r in steady) / len(steady)
-    gained = f"{mean_tokens:.1f} tokens a forward pass"
+    gained = f"{stats.mean_accepted:.2f} tokens a forward pass"
     scored = _scored_words(steady, stats.overlap if shares_cores else 0.0)
     if ratio > 1 + _ROUNDING and not stats.num_accepted_tokens:  # noise: nothing made it faster
         why = "accepted" if stats.num_draft_tokens else "drafted"

@@ -56,6 +56,7 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 """Our own methods, and those of others that were used; see `names`."""
+_OURS = frozenset(METHODS)
 
 
 class Packages:
@@ -98,7 +99,8 @@ def method(name: str) -> Method:
     imports a class of yours; it is known by its own name from then on. Raises BadOption, which
     lists the names."""
     base, _, number = name.partition(":")
-    if base in METHODS:
+    is_class = number.partition(":")[0].isidentifier()  # of a module that is named as a method is
+    if base in METHODS and not (is_class and base not in _OURS):
         kind = METHODS[base]
     elif points := [point for point in PACKAGES.points if point.name == base]:
         kind = _loaded(points[0])

@@ -18,6 +18,7 @@ from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.traits import TargetCache
+from duodec.errors import ComputeFailed
 from duodec.models import resolve
 
 TEXTS = [np.array(text, dtype=np.int32) for text in ([1, 2, 3, 4], [5, 6, 7], [8, 9])]
@@ -117,6 +118,15 @@ def test_a_slot_that_forgets_computes_anew(model: LlamaModel, num_slots: int, ca
         assert [computed(slot) for slot in slots] == [1] * num_slots
         target.forget(0)
         assert [computed(slot) for slot in slots] == [len(text), *[1] * (num_slots - 1)]
+
+
+@pytest.mark.parametrize("token", [-3, 999_999])
+def test_a_token_that_does_not_exist_is_named(model: LlamaModel, token: int) -> None:
+    text = np.array([1, 2, 3], dtype=np.int32)
+    with closing(LlamaTarget(model, num_context=64, num_threads=1)) as target:
+        with pytest.raises(ComputeFailed, match=f"holds the token {token}, and .* 49151; correct"):
+            target.score([Query(0, text, Draft.chain([5, token]))])
+        target.score([Query(0, text, Draft.chain([5]))])
 
 
 def test_a_draft_that_forgets_reads_anew(model: LlamaModel) -> None:

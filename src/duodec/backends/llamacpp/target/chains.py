@@ -19,7 +19,14 @@ import numpy as np
 
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.model import LlamaModel, open_context
-from duodec.backends.llamacpp.target.context import NO_CELLS, STOPPED, Batch, Threads, logits
+from duodec.backends.llamacpp.target.context import (
+    NO_CELLS,
+    STOPPED,
+    Batch,
+    Threads,
+    failure,
+    logits,
+)
 from duodec.backends.llamacpp.target.copying import Place
 from duodec.backends.llamacpp.target.states import NoStates
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH, LlamaLaunchedScores, LlamaScores
@@ -31,7 +38,7 @@ from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetTraits, Widths
-from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+from duodec.errors import BadOption, ContextExceeded
 
 NUM_BATCH = 512  # tokens of a forward pass, or as many as all slots' chains have
 MAX_ROWS = 2 * MAX_WIDTH
@@ -270,10 +277,7 @@ class LlamaChains(Target):
         if status == NO_CELLS:
             raise ContextExceeded("the context is full; ask for a larger one with `context`")
         if status:
-            raise ComputeFailed(
-                f"llama.cpp could not compute {self._model.path.name} (status {status}); memory "
-                "may be short: use a smaller `context`, or fewer `num_slots`"
-            )
+            raise failure(self._model, entries, status, "num_slots")
         self.states.computed(entries)
 
 

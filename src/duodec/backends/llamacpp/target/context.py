@@ -269,12 +269,23 @@ class LlamaContext:
                 self.on_chunk()
                 raise KeyboardInterrupt
             if status != NO_CELLS:
-                raise ComputeFailed(
-                    f"llama.cpp could not compute {self.model.path.name} (status {status}); "
-                    "memory may be short: use a smaller `context`, or fewer `gpu_layers`"
-                )
+                raise failure(self.model, entries, status, "gpu_layers")
             if not self._evict(used):
                 raise _NoRoom
+
+
+def failure(model: LlamaModel, entries: Sequence[Entry], status: int, option: str) -> ComputeFailed:
+    """Why llama.cpp computed nothing; less of ``option`` takes less memory."""
+    unknown = [one.token for one in entries if not 0 <= one.token < model.num_vocab]
+    if unknown:
+        return ComputeFailed(
+            f"a draft or prompt holds the token {unknown[0]}, and {model.path.name} has those from "
+            f"0 to {model.num_vocab - 1}; correct the method that drafted it"
+        )
+    return ComputeFailed(
+        f"llama.cpp could not compute {model.path.name} (status {status}); memory may be short: "
+        f"use a smaller `context`, or fewer `{option}`"
+    )
 
 
 NO_CELLS = 1  # what llama_decode returns for a full cache
