@@ -12,7 +12,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from duodec.bench import paper
-from duodec.bench.paper import DRAFT, METHODS, PAPERS, llama, paper_plan, spec_bench, vicuna
+from duodec.bench.paper import DRAFT, PAPERS, llama, paper_plan, spec_bench, vicuna
 from duodec.bench.plan import BenchPlan
 from duodec.bench.results import Results
 from duodec.bench.tasks import TASKS, CodeTask, Prompt
@@ -29,17 +29,19 @@ CODE = Prompt("humaneval", "1", ("Complete ...",), None, CodeTask("\ndef f():\n"
 
 
 def test_vicunas_conversation_has_its_separators() -> None:
+    first = vicuna(prompt("mt_bench", "a", "b"), [], "a")
+    assert first.startswith("A chat between a curious user and an artificial intelligence")
+    assert first.endswith("questions. USER: a ASSISTANT: ")
     text = vicuna(prompt("mt_bench", "a", "b"), [("a", "one.")], "b")
-    assert text.startswith("A chat between a curious user and an artificial intelligence assistant")
-    assert text.endswith("questions. USER: a ASSISTANT: one.</s>USER: b ASSISTANT:")
+    assert text == f"{first}{first}one.</s>USER: b ASSISTANT: "  # as the scripts decode it
     assert vicuna(prompt("qa", " who? "), [], " who? ").endswith(" USER: who? ASSISTANT:")
     assert vicuna(CODE, [], "Complete ...").endswith(" USER: def f(): ASSISTANT:")
 
 
 def test_llamas_formats_are_those_of_the_scripts() -> None:
-    chat = llama(prompt("mt_bench", "a", "b"), [("a", "one.")], "b")
-    assert chat.startswith("[INST] <<SYS>>\nYou are a helpful")
-    assert chat.endswith("<</SYS>>\n\na [/INST] one. </s><s>[INST] b [/INST]")
+    for task, turns in (("mt_bench", [("a", "one.")]), ("qa", [])):
+        asked = prompt(task, " who?")
+        assert llama(asked, turns, " who?") == vicuna(asked, turns, " who?")
     assert llama(prompt("summarization", "x"), [], " x ") == "x TL;DR: "
     german = "Translate German to English: Ja."
     expected = "Translate German to English. German: Ja. English: "
@@ -48,7 +50,6 @@ def test_llamas_formats_are_those_of_the_scripts() -> None:
         "1+1? Let's think step by step.\nStep 1:"
     )
     assert llama(prompt("rag", "raw"), [], "raw") == "raw"
-    assert llama(prompt("qa", "who?"), [], "who?") == vicuna(prompt("qa", "who?"), [], "who?")
     assert llama(CODE, [], "Complete ...") == "def f():"
 
 
@@ -56,7 +57,8 @@ def test_a_plan_has_the_papers_settings_but_for_what_was_chosen(tmp_path: Path) 
     (tmp_path / DRAFT).write_bytes(b"GGUF")
     given = BenchPlan(methods=("ar",), data=tmp_path)
     plan = paper_plan("vicuna-7b", given, frozenset())
-    assert plan.methods == METHODS
+    assert plan.methods[-3:] == ("duo:16", "duo", "auto")
+    assert (plan.short_tasks, plan.warm_ups["mt_bench"], plan.warm_ups["qa"]) == ((), 9, 10)
     assert plan.targets == ("hf:lmsys/vicuna-7b-v1.5",)
     assert plan.drafts == (str(tmp_path / DRAFT),)
     assert (plan.limit, plan.max_tokens, plan.sampling.temperature) == (None, 128, 0.0)
@@ -68,7 +70,8 @@ def test_a_plan_has_the_papers_settings_but_for_what_was_chosen(tmp_path: Path) 
     plan = paper_plan("llama-2-7b", own, chosen)
     assert (plan.methods, plan.targets, plan.drafts) == (own.methods, own.targets, own.drafts)
     assert (plan.limit, plan.max_tokens, plan.config.target_backend) == (1, 128, "auto")
-    assert "its prompt formats" in plan.notes()[0]
+    assert plan.short_tasks == ("qa", "rag")
+    assert "every draft model is on the CPU" in plan.notes()[0]
     with pytest.raises(BadOption, match="choose from: llama-2-7b, vicuna-7b"):
         paper_plan("gpt-2", given, frozenset())
 
@@ -184,7 +187,7 @@ def test_the_whole_run_fills_every_row(name: str, tmp_path: Path) -> None:
     assert run(arguments) == 0
     results = Results.read(out)
     assert results.settings["paper"] == name
-    methods = [method for method in METHODS if method != "rest"]  # no datastore is here
+    methods = [m for m in PAPERS[name].methods if m != "rest"]  # no datastore is here
     assert [m for m in results.methods if m != "rest"] == methods
     assert {g.task for g in results.generations} == set(TASKS)
     assert not any(g.error for g in results.generations)
