@@ -124,7 +124,10 @@ def paper_plan(name: str, given: BenchPlan, chosen: frozenset[str]) -> BenchPlan
     }
     if "drafts" not in chosen:
         values["drafts"] = (str(draft_file(given.data, offline=config.offline)),)
-    own: dict[str, Any] = {"draft_threads": min(_THREADS, len(available_cores()))}
+    own: dict[str, Any] = {
+        "draft_threads": min(_THREADS, len(available_cores())),
+        "draft_device": "cpu",
+    }
     if "targets" not in chosen:
         own |= {"target_backend": TORCH, "dtype": "bfloat16", "device": "cuda"}
     config = replace(config, **{k: v for k, v in own.items() if k not in chosen})

@@ -276,7 +276,8 @@ class BenchPlan:
                 f"The settings of the paper's scripts for {self.paper} (arXiv 2503.00784, commit "
                 "154f0a1): their models, prompts, token limits, warm-ups and draft budgets. Two "
                 "things differ. Their speculative sampling (sd, here sps:5) drafts in bf16 on the "
-                "GPU; here every draft model is on the CPU. Their ar, sd and duodec decode on "
+                f"GPU; here every draft model computes {draft_place(self.config.draft_device)}. "
+                "Their ar, sd and duodec decode on "
                 "after the end token, up to the limit; here a completion ends there."
             )
         if self.control:
@@ -285,6 +286,12 @@ class BenchPlan:
                 "here says how fast anything is."
             )
         return notes
+
+
+def draft_place(draft_device: str) -> str:
+    """Where the draft model computes, in words."""
+    places = {"cpu": "on the CPU", "gpu": "on the target's device"}
+    return places.get(draft_device, "on the CPU or the target's device, whichever pays more")
 
 
 def _as_number(text: str) -> float | str:

@@ -266,6 +266,7 @@ def _measured(blank: Generation, stats: Stats) -> Generation:
         rounds=len(stats.rounds),
         mean_accepted=stats.mean_accepted,
         acceptance_histogram=stats.acceptance_histogram,
+        sequence_histogram=stats.sequence_histogram,
         draft_tokens=stats.num_draft_tokens,
         accepted_tokens=stats.num_accepted_tokens,
         target_busy_s=sum(r.end_s - r.start_s for r in stats.rounds),

@@ -216,8 +216,8 @@ def test_the_papers_pair_fills_every_row(name: str, place: Path, tmp_path: Path)
     report = (out / "report.md").read_text()
     for method in methods:
         assert f"| {method} |" in report
-    assert "the paper's DuoDecoding: 2.61 at most" in report
-    assert "the paper: 83%" in report
+    assert "The paper's DuoDecoding: 2.61 at most" in report
+    assert "The paper: 83%" in report
     assert (out / "report.html").is_file()
 
 
