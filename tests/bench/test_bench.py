@@ -142,6 +142,30 @@ def test_every_conversation_is_cold_and_its_turns_are_not(tmp_path: Path) -> Non
     assert "mt_bench 0 1?" in second
 
 
+def test_methods_warm_up_with_the_prompts_that_the_plan_names(tmp_path: Path) -> None:
+    made = runner(plan("ar,suffix", warm_ups={"qa": 2}), tmp_path)
+    made.run(prompts("qa", num=3))
+    asked = [
+        (name, question[question.index("qa") :][:4], id(method))
+        for (name, question), method in zip(made.bed.log, made.bed.methods, strict=True)
+        if name != "forget"
+    ]
+    assert [entry[:2] for entry in asked[:4]] == [
+        ("ar", "qa 0"), ("ar", "qa 1"), ("suffix", "qa 0"), ("suffix", "qa 1"),
+    ]  # fmt: skip
+    assert len(made.journal.generations) == 6
+    assert not {i for *_, i in asked[:4]} & {i for *_, i in asked[4:]}  # all is forgotten
+
+
+@pytest.mark.parametrize(("short_tasks", "most"), [(("qa", "rag"), 32), ((), 40)])
+def test_a_plan_says_which_tasks_are_short(
+    short_tasks: tuple[str, ...], most: int, tmp_path: Path
+) -> None:
+    made = runner(replace(plan("ar"), max_tokens=40, short_tasks=short_tasks), tmp_path)
+    made.run(prompts("qa", num=2))
+    assert max(g.new_tokens or 0 for g in made.journal.generations) == most
+
+
 @pytest.mark.slow
 def test_a_method_owns_its_stores_and_costs_in_each_repeat(tmp_path: Path) -> None:
     made = runner(plan("suffix,suffix", repeats=2), tmp_path)

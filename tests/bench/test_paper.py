@@ -10,9 +10,10 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 
 import pytest
+from fakes.tiny_models import write_dense
 
 from duodec.bench import paper
-from duodec.bench.paper import DRAFT, METHODS, PAPERS, llama, paper_plan, spec_bench, vicuna
+from duodec.bench.paper import DRAFT, PAPERS, llama, paper_plan, spec_bench, vicuna
 from duodec.bench.plan import BenchPlan
 from duodec.bench.results import Results
 from duodec.bench.tasks import TASKS, CodeTask, Prompt
@@ -29,17 +30,19 @@ CODE = Prompt("humaneval", "1", ("Complete ...",), None, CodeTask("\ndef f():\n"
 
 
 def test_vicunas_conversation_has_its_separators() -> None:
+    first = vicuna(prompt("mt_bench", "a", "b"), [], "a")
+    assert first.startswith("A chat between a curious user and an artificial intelligence")
+    assert first.endswith("questions. USER: a ASSISTANT: ")
     text = vicuna(prompt("mt_bench", "a", "b"), [("a", "one.")], "b")
-    assert text.startswith("A chat between a curious user and an artificial intelligence assistant")
-    assert text.endswith("questions. USER: a ASSISTANT: one.</s>USER: b ASSISTANT:")
+    assert text == f"{first}{first}one.</s>USER: b ASSISTANT: "  # as the scripts decode it
     assert vicuna(prompt("qa", " who? "), [], " who? ").endswith(" USER: who? ASSISTANT:")
     assert vicuna(CODE, [], "Complete ...").endswith(" USER: def f(): ASSISTANT:")
 
 
 def test_llamas_formats_are_those_of_the_scripts() -> None:
-    chat = llama(prompt("mt_bench", "a", "b"), [("a", "one.")], "b")
-    assert chat.startswith("[INST] <<SYS>>\nYou are a helpful")
-    assert chat.endswith("<</SYS>>\n\na [/INST] one. </s><s>[INST] b [/INST]")
+    for task, turns in (("mt_bench", [("a", "one.")]), ("qa", [])):
+        asked = prompt(task, " who?")
+        assert llama(asked, turns, " who?") == vicuna(asked, turns, " who?")
     assert llama(prompt("summarization", "x"), [], " x ") == "x TL;DR: "
     german = "Translate German to English: Ja."
     expected = "Translate German to English. German: Ja. English: "
@@ -48,7 +51,6 @@ def test_llamas_formats_are_those_of_the_scripts() -> None:
         "1+1? Let's think step by step.\nStep 1:"
     )
     assert llama(prompt("rag", "raw"), [], "raw") == "raw"
-    assert llama(prompt("qa", "who?"), [], "who?") == vicuna(prompt("qa", "who?"), [], "who?")
     assert llama(CODE, [], "Complete ...") == "def f():"
 
 
@@ -56,7 +58,8 @@ def test_a_plan_has_the_papers_settings_but_for_what_was_chosen(tmp_path: Path) 
     (tmp_path / DRAFT).write_bytes(b"GGUF")
     given = BenchPlan(methods=("ar",), data=tmp_path)
     plan = paper_plan("vicuna-7b", given, frozenset())
-    assert plan.methods == METHODS
+    assert plan.methods[-3:] == ("duo:16", "duo", "auto")
+    assert (plan.short_tasks, plan.warm_ups["mt_bench"], plan.warm_ups["qa"]) == ((), 9, 10)
     assert plan.targets == ("hf:lmsys/vicuna-7b-v1.5",)
     assert plan.drafts == (str(tmp_path / DRAFT),)
     assert (plan.limit, plan.max_tokens, plan.sampling.temperature) == (None, 128, 0.0)
@@ -68,7 +71,9 @@ def test_a_plan_has_the_papers_settings_but_for_what_was_chosen(tmp_path: Path) 
     plan = paper_plan("llama-2-7b", own, chosen)
     assert (plan.methods, plan.targets, plan.drafts) == (own.methods, own.targets, own.drafts)
     assert (plan.limit, plan.max_tokens, plan.config.target_backend) == (1, 128, "auto")
-    assert "its prompt formats" in plan.notes()[0]
+    assert plan.short_tasks == ("qa", "rag")
+    assert plan.config.draft_device == "cpu"
+    assert "every draft model computes on the CPU" in plan.notes()[0]
     with pytest.raises(BadOption, match="choose from: llama-2-7b, vicuna-7b"):
         paper_plan("gpt-2", given, frozenset())
 
@@ -161,16 +166,8 @@ def test_offline_one_line_says_what_is_missing(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("llama-2-7b", marks=pytest.mark.slow),
-        pytest.param("vicuna-7b", marks=pytest.mark.soak),
-    ],
-)
-def test_the_whole_run_fills_every_row(name: str, tmp_path: Path) -> None:
-    """On models that are here; the prompts are a folder's."""
-    data, out = tmp_path / "data", tmp_path / "out"
+def write_prompts(data: Path) -> None:
+    """One prompt a task."""
     data.mkdir()
     for task in TASKS[:-1]:
         line = {"question_id": 1, "category": task, "turns": ["Why is the sky blue?"]}
@@ -179,16 +176,38 @@ def test_the_whole_run_fills_every_row(name: str, tmp_path: Path) -> None:
         (data / f"{task}.jsonl").write_text(json.dumps(line))
     code = {"task_id": "1", "prompt": "def f():\n", "entry_point": "f", "test": "def check(f): ..."}
     (data / "humaneval.jsonl").write_text(json.dumps(code))
-    arguments = ["bench", "--paper", name, "--data", str(data), "-m", "smollm2", "-n", "6"]
-    arguments += ["-md", "smollm2-draft", "--quiet", "--output", str(out)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_scripts_settings_on_tiny_models_fill_the_report(name: str, tmp_path: Path) -> None:
+    """The target as a GGUF file, and the same weights in fewer bits as the draft."""
+    data, text, store, out = [tmp_path / n for n in ("data", "text", "store", "out")]
+    write_prompts(data)
+    text.write_text("Why is the sky blue? And then? " * 40)
+    target = write_dense(tmp_path / "target.gguf", kind="Q8_0", scale=3.0)
+    draft = write_dense(data / DRAFT, kind="Q4_0", scale=3.0)
+    assert run(["datastore", "build", "-m", str(target), "-o", str(store), str(text)]) == 0
+    arguments = ["bench", "--paper", name, "-m", str(target), "--datastore", str(store), "-q"]
+    arguments += ["--data", str(data), "--tasks", "mt_bench,qa", "-n", "40", "-o", str(out)]
     assert run(arguments) == 0
+
     results = Results.read(out)
-    assert results.settings["paper"] == name
-    methods = [method for method in METHODS if method != "rest"]  # no datastore is here
-    assert [m for m in results.methods if m != "rest"] == methods
-    assert {g.task for g in results.generations} == set(TASKS)
-    assert not any(g.error for g in results.generations)
+    assert tuple(results.methods) == PAPERS[name].methods
+    assert results.settings["warm_ups"] == {**dict.fromkeys(TASKS, 10), "mt_bench": 9}
+    assert len(results.generations) == 3 * len(results.methods)  # mt_bench has two turns
     assert all(g.identical for g in results.generations)
-    report = (out / "report.md").read_text()
-    assert "the paper's DuoDecoding: 2.61 at most" in report
-    assert "the paper: 83%" in report
+    assert {g.draft for g in results.generations} == {None, str(draft)}
+    num_tokens = {g.task: g.new_tokens for g in results.generations}
+    assert num_tokens == {"mt_bench": 40, "qa": 32 if name == "llama-2-7b" else 40}
+    duo = f"duo:{PAPERS[name].budget}"
+    counted = [sum(g.sequence_histogram) for g in results.generations if g.method == duo]
+    assert all(counted)
+    report, page = (out / "report.md").read_text(), (out / "report.html").read_text()
+    for shown in (report, page.replace("&#39;", "'")):
+        assert "Speed-up over ar, every token over the whole time" in shown
+        assert "Time to the first token, share of sps:5's (medians)" in shown
+        assert "Here sps:5 drafts on the CPU; the paper's, sd, drafts on the GPU" in shown
+        assert f"{duo}: first token at " in shown
+        assert "The paper's DuoDecoding: 2.61 at most, whole time" in shown
+        assert "sequences drafted in a round" in shown

@@ -45,6 +45,7 @@ def generation(task: str, number: int, method: str, repeat: int = 0) -> Generati
         rounds=len(trace),
         mean_accepted=64 / len(trace),
         acceptance_histogram=histogram,
+        sequence_histogram=[6, 3, 1] if method == "duo" else [],
         draft_tokens=4 * len(trace),
         accepted_tokens=sum(r.num_accepted for r in trace),
         target_busy_s=busy_s,

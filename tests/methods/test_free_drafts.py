@@ -272,9 +272,11 @@ def test_a_method_that_learns_needs_fewer_rounds_the_second_time(name: str) -> N
 
 def test_a_number_of_draft_tokens_is_part_of_a_name() -> None:
     assert method("sps:7") == METHODS["sps"](num_tokens=7)
+    assert method("duo:24") == METHODS["duo"](num_tokens=24)
+    assert method("pearl:24") == METHODS["pearl"](num_tokens=24)
     assert method("sps:16:0.75") == METHODS["sps"](num_tokens=16, least=0.75)
     assert method("lookup:8:2") == METHODS["lookup"](num_tokens=8, max_ngram=2)
     odd = ("sps:7:", "sps:7:x", "sps:7:1.5", "sps:7:-1", "sps:7:nan", "sps:7:0.5:1", "lookup:3:0.5")
-    for name in ("sps:", "sps:0", "sps:x", "ar:3", "duo:2", "spz", *odd):
+    for name in ("sps:", "sps:0", "sps:x", "ar:3", "duo:0", "duo:2:0.5", "spz", *odd):
         with pytest.raises(BadOption):
             method(name)

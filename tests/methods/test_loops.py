@@ -41,6 +41,7 @@ from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
 from duodec.core.round import Round, Stats
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.core.traits import TargetTraits, Widths
+from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
@@ -297,6 +298,40 @@ def test_budgets_are_kept_and_the_first_is_one_token(name: str) -> None:
             assert len(request.text) == length + done.num_scored
             assert len(request.text) + request.plan.num_tokens < capacity
             length += len(done.tokens)
+
+
+@pytest.mark.parametrize("name", OVERLAPPED)
+def test_a_budget_that_is_given_is_kept_whatever_is_measured(name: str) -> None:
+    drafter = LoggedDrafter(TARGET.load())
+    decode(f"{name}:9", target=TableTarget(TARGET), drafter=drafter, params=WARM, budget=3)
+    asked = [request.plan.num_tokens for request in drafter.requests]
+    assert asked[0] == 1
+    assert max(asked[1:]) == 9
+
+
+def test_pearl_is_duo_with_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounds_of(name: str) -> list[Round]:
+        drafter = InlineDrafter(replace(TARGET, noise=0.8).load())
+        _, rounds = decode(name, target=TableTarget(TARGET), drafter=drafter, params=WARM)
+        return [replace(done, start_s=0.0, end_s=0.0, overlap_s=0.0) for done in rounds]
+
+    chains, several = rounds_of("pearl:9"), rounds_of("duo:9")
+    assert max(done.num_sequences for done in chains) == 1
+    assert max(done.num_sequences for done in several) > 1
+    monkeypatch.setattr(plans, "MAX_SEQUENCES", 1)
+    assert rounds_of("duo:9") == chains != several
+
+
+def test_a_round_says_how_many_sequences_were_drafted_in_parallel() -> None:
+    drafter = LoggedDrafter(replace(TARGET, noise=0.8).load())
+    _, rounds = decode("duo", target=TableTarget(TARGET), drafter=drafter, params=WARM, budget=12)
+    tips = [len(set(range(len(d.draft))) - set(d.draft.parents)) for d in drafter.made]
+    assert [n for done in rounds if (n := done.num_sequences)] == tips
+    assert max(tips) > 2
+    counted = Stats(len(PROMPT), tuple(rounds), 0.0, 1.0, 2.0).sequence_histogram
+    assert counted == [tips.count(n) for n in range(1, max(tips) + 1)]
+    _, serial = decode("sps", target=TableTarget(TARGET), drafter=InlineDrafter(DRAFT.load()))
+    assert Stats(len(PROMPT), tuple(serial), 0.0, 1.0, 2.0).sequence_histogram == []
 
 
 def test_sps_drafts_no_more_than_can_be_used() -> None:

@@ -18,20 +18,20 @@ from urllib.request import urlopen
 
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Render, Turns
-from duodec.bench.tasks import Prompt
+from duodec.bench.tasks import SHORT_TASKS, TASKS, Prompt
 from duodec.errors import BadOption, CacheUnwritable, ChecksumMismatch, DownloadFailed
 from duodec.loading.config import TORCH
 from duodec.machine.cores import available_cores
 from duodec.machine.files import cache_folder, replacing
 
 SPEC_BENCH = "spec-bench"  # as --data: the released prompts, fetched
-METHODS = ("ar", "sps:5", "lookup", "lookahead", "rest", "pearl", "duo", "auto")
 DRAFT = "vicuna-68m.Q5_K_M.gguf"
-_COMMIT = "154f0a1f66d28775b90ab7bc0bb8e597118b014c"
+COMMIT = "154f0a1f66d28775b90ab7bc0bb8e597118b014c"
 _REPOSITORY = "github.com/KaiLv69/DuoDecoding"
-_FILES = f"https://raw.githubusercontent.com/KaiLv69/DuoDecoding/{_COMMIT}/data/"
+_FILES = f"https://raw.githubusercontent.com/KaiLv69/DuoDecoding/{COMMIT}/data/"
 _THREADS = 16
 _MAX_TOKENS = 128
+_WARM_UPS = {**dict.fromkeys(TASKS, 10), "mt_bench": 9}  # its script counts one less
 _TIMEOUT_S = 30
 _PROMPTS = {  # SHA-256; 80 questions a task, 164 functions
     "humaneval": "4a74508c994b8b52830e5e32ac59792f5ff398950633a4784cb8a26594760eeb",
@@ -47,36 +47,22 @@ _SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
     "helpful, detailed, and polite answers to the user's questions."
 )
-_LLAMA_SYSTEM = (
-    "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, "
-    "while being safe.  Your answers should not include any harmful, unethical, racist, sexist, "
-    "toxic, dangerous, or illegal content. Please ensure that your responses are socially unbiased "
-    "and positive in nature.\n\nIf a question does not make any sense, or is not factually "
-    "coherent, explain why instead of answering something not correct. If you don't know the "
-    "answer to a question, please don't share false information."
-)
 _TRANSLATE = "Translate German to English: "
 
 
 def vicuna(prompt: Prompt, turns: Turns, question: str) -> str:
     """Vicuna's conversation, for every task; of humaneval the function alone."""
+    if prompt.task == "mt_bench":
+        return f"{_conversation(turns, question)} "
     text = prompt.code.prompt if prompt.code else question
-    if prompt.task != "mt_bench":
-        text = text.strip()
-    earlier = "".join(f"USER: {asked} ASSISTANT: {answer}</s>" for asked, answer in turns)
-    return f"{_SYSTEM} {earlier}USER: {text} ASSISTANT:"
+    return _conversation(turns, text.strip())
 
 
 def llama(prompt: Prompt, turns: Turns, question: str) -> str:
-    """The scripts' formats for Llama 2: its chat for mt_bench, Vicuna's for qa, texts to continue
-    for the others."""
+    """The scripts' formats for Llama 2, a base model: Vicuna's conversation for mt_bench and qa,
+    texts to continue for the others."""
     if prompt.code:
         return prompt.code.prompt.strip()
-    if prompt.task == "mt_bench":
-        chat = f"[INST] <<SYS>>\n{_LLAMA_SYSTEM}\n<</SYS>>\n\n"
-        for asked, answer in turns:
-            chat += f"{asked} [/INST] {answer} </s><s>[INST] "
-        return f"{chat}{question} [/INST]"
     if prompt.task == "summarization":
         return f"{question.strip()} TL;DR: "
     if prompt.task == "translation":
@@ -87,17 +73,35 @@ def llama(prompt: Prompt, turns: Turns, question: str) -> str:
     return question if prompt.task == "rag" else vicuna(prompt, turns, question)
 
 
+def _conversation(turns: Turns, question: str) -> str:
+    """Vicuna's template. The scripts decode a completion together with its prompt, so that an
+    earlier completion begins with all that came before it."""
+    text = f"{_SYSTEM} "
+    for asked, answer in turns:
+        so_far = f"{text}USER: {asked} ASSISTANT: "
+        text = f"{so_far}{(so_far + answer).strip()}</s>"
+    return f"{text}USER: {question} ASSISTANT:"
+
+
 @dataclass(frozen=True)
 class Paper:
-    """One of the paper's pairs."""
+    """One of the paper's pairs, with what its scripts set for it alone."""
 
     target: str
     render: Render
+    budget: int  # DuoDecoding's draft tokens
+    short_tasks: tuple[str, ...]  # whose completions have 32 tokens at most
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The scripts' methods, then DuoDecoding with a measured budget, and ours."""
+        scripted = ("ar", "sps:5", "lookup", "lookahead", "rest", f"duo:{self.budget}")
+        return (*scripted, "duo", "auto")
 
 
 PAPERS: Mapping[str, Paper] = {
-    "llama-2-7b": Paper("hf:meta-llama/Llama-2-7b-chat-hf", llama),
-    "vicuna-7b": Paper("hf:lmsys/vicuna-7b-v1.5", vicuna),
+    "llama-2-7b": Paper("hf:meta-llama/Llama-2-7b-hf", llama, 24, SHORT_TASKS),
+    "vicuna-7b": Paper("hf:lmsys/vicuna-7b-v1.5", vicuna, 16, ()),
 }
 
 
@@ -113,18 +117,22 @@ def paper_plan(name: str, given: BenchPlan, chosen: frozenset[str]) -> BenchPlan
     Raises BadOption, and what is wrong with the draft."""
     paper, config = paper_named(name), given.config
     values: dict[str, Any] = {
-        "methods": METHODS,
+        "methods": paper.methods,
         "targets": (paper.target,),
         "limit": None,
         "max_tokens": _MAX_TOKENS,
     }
     if "drafts" not in chosen:
         values["drafts"] = (str(draft_file(given.data, offline=config.offline)),)
-    own: dict[str, Any] = {"draft_threads": min(_THREADS, len(available_cores()))}
+    own: dict[str, Any] = {
+        "draft_threads": min(_THREADS, len(available_cores())),
+        "draft_device": "cpu",
+    }
     if "targets" not in chosen:
         own |= {"target_backend": TORCH, "dtype": "bfloat16", "device": "cuda"}
     config = replace(config, **{k: v for k, v in own.items() if k not in chosen})
     kept = {field: value for field, value in values.items() if field not in chosen}
+    kept |= {"short_tasks": paper.short_tasks, "warm_ups": _WARM_UPS}
     return replace(given, paper=name, config=config, **kept)
 
 

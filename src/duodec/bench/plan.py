@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from duodec.bench.beds.host import NO_PRICES, HostPrices
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.shapes import TREE, Shape
 from duodec.bench.beds.virtual import StepTable
-from duodec.bench.tasks import TASKS
+from duodec.bench.tasks import SHORT_TASKS, TASKS
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
@@ -52,6 +52,10 @@ class BenchPlan:
     data: Path | None = None
     limit: int | None = 5  # prompts a task
     max_tokens: int = 128
+    short_tasks: tuple[str, ...] = SHORT_TASKS  # whose completions have 32 tokens at most
+    warm_ups: Mapping[str, int] = field(default_factory=dict)
+    """The first prompts of each task that methods complete once, before the measurement; without
+    any, one prompt of our own."""
     repeats: int = 1
     replay_ms: float | str | None = None  # a number (flat), points, a published curve or a roofline
     simulate_ms: float | str | None = None  # the same
@@ -210,6 +214,8 @@ class BenchPlan:
             "prompts": list(prompts),
             "limit": self.limit,
             "max_tokens": self.max_tokens,
+            "short_tasks": list(self.short_tasks),
+            "warm_ups": dict(self.warm_ups),
             "repeats": self.repeats,
             "replay_ms": self.replay_ms,
             "simulate_ms": self.simulate_ms,
@@ -267,9 +273,12 @@ class BenchPlan:
             )
         if self.paper:
             notes.append(
-                f"The paper's settings for {self.paper} (arXiv 2503.00784), with its prompt "
-                "formats. Its speculative sampling drafts in bf16 on the GPU; here every draft "
-                "model is on the CPU. Its gamma of DuoDecoding was typed in; here it is measured."
+                f"The settings of the paper's scripts for {self.paper} (arXiv 2503.00784, commit "
+                "154f0a1): their models, prompts, token limits, warm-ups and draft budgets. Two "
+                "things differ. Their speculative sampling (sd, here sps:5) drafts in bf16 on the "
+                f"GPU; here every draft model computes {draft_place(self.config.draft_device)}. "
+                "Their ar, sd and duodec decode on "
+                "after the end token, up to the limit; here a completion ends there."
             )
         if self.control:
             notes.append(
@@ -277,6 +286,12 @@ class BenchPlan:
                 "here says how fast anything is."
             )
         return notes
+
+
+def draft_place(draft_device: str) -> str:
+    """Where the draft model computes, in words."""
+    places = {"cpu": "on the CPU", "gpu": "on the target's device"}
+    return places.get(draft_device, "on the CPU or the target's device, whichever pays more")
 
 
 def _as_number(text: str) -> float | str:

@@ -64,9 +64,9 @@ class _Noting(Target):
         return found
 
 
-def tokens_for(task: str, max_tokens: int) -> int:
+def tokens_for(task: str, max_tokens: int, short_tasks: Sequence[str] = SHORT_TASKS) -> int:
     """The most tokens of a task's completions: fewer where the paper allows fewer."""
-    return min(max_tokens, SHORT_TOKENS) if task in SHORT_TASKS else max_tokens
+    return min(max_tokens, SHORT_TOKENS) if task in short_tasks else max_tokens
 
 
 def record(
@@ -75,11 +75,12 @@ def record(
     sampling: SamplingParams,
     max_tokens: int,
     render: Render | None = None,
+    short_tasks: Sequence[str] = SHORT_TASKS,
 ) -> Iterator[Conversation]:
     """The plain completions, one conversation after another; each turn sees the earlier ones. The
     model's chat template writes the prompts, unless ``render`` does."""
     for prompt in prompts:
-        limit = tokens_for(prompt.task, max_tokens)
+        limit = tokens_for(prompt.task, max_tokens, short_tasks)
         messages: list[dict[str, str]] = []
         earlier: list[tuple[str, str]] = []
         turns: list[Turn] = []

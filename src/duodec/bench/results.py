@@ -54,6 +54,8 @@ class Generation:
     rounds: int | None = None
     mean_accepted: float | None = None  # tokens a forward pass, the target's own included
     acceptance_histogram: list[int] = field(default_factory=list)  # rounds that accepted 0, 1, ...
+    sequence_histogram: list[int] = field(default_factory=list)
+    """Rounds in parallel with which 1, 2, ... sequences were drafted."""
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
     target_busy_s: float | None = None
@@ -86,6 +88,14 @@ class Generation:
         if self.error or len(self.trace) < 2 or not self.decode_s:
             return None
         return float((self.new_tokens or 0) - self.trace[0].num_tokens), self.decode_s
+
+    @property
+    def whole_rate(self) -> tuple[float, float] | None:
+        """(tokens, seconds) from the request to the last token, prefill included, as the paper's
+        scripts count; None if there is nothing to measure."""
+        if self.error or not self.new_tokens or self.ttft_s is None or self.decode_s is None:
+            return None
+        return float(self.new_tokens), self.ttft_s + self.decode_s
 
     @property
     def gaps_s(self) -> list[float]:

@@ -75,9 +75,9 @@ class Runner:
         with self._stage(entrants) as stage:
             self.facts.update(stage.facts)
             try:
-                conversations = self._record(stage, prompts)
+                warm_ups, measured = self._record(stage, prompts)
                 for repeat in range(self.plan.repeats):
-                    self._repeat(stage, entrants, conversations, repeat)
+                    self._repeat(stage, entrants, warm_ups, measured, repeat)
             except KeyboardInterrupt:
                 self.on_interrupt()
                 raise
@@ -100,32 +100,46 @@ class Runner:
             self.config, sampling, self.plan.latency(), [entrant.new() for entrant in entrants]
         )
 
-    def _record(self, stage: Stage, prompts: Sequence[Prompt]) -> list[Conversation]:
-        """The warm-up conversation, then one a prompt."""
+    def _record(
+        self, stage: Stage, prompts: Sequence[Prompt]
+    ) -> tuple[list[Conversation], list[Conversation]]:
+        """Conversations to warm up with, and one a prompt."""
         engine, plan = stage.recorder, self.plan
         self.on_progress("recording plain text", 0, len(prompts))
         render = paper_named(plan.paper).render if plan.paper else None
-        found = list(record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS, render))
-        for conversation in record(engine, prompts, plan.sampling, plan.max_tokens, render):
+        warm_ups: list[Conversation] = []
+        if not plan.warm_ups:
+            warm_ups += record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS, render)
+        measured: list[Conversation] = []
+        for conversation in record(
+            engine, prompts, plan.sampling, plan.max_tokens, render, plan.short_tasks
+        ):
             if plan.control == SHUFFLED:
                 conversation = shuffled(conversation, engine.tokenizer.is_end)
-            found.append(conversation)
-            self.on_progress("recording plain text", len(found) - 1, len(prompts))
-        return found
+            measured.append(conversation)
+            self.on_progress("recording plain text", len(measured), len(prompts))
+        for task, number in plan.warm_ups.items():
+            warm_ups += [c for c in measured if c.prompt.task == task][:number]
+        return warm_ups, measured
 
     def _repeat(
         self,
         stage: Stage,
         entrants: Sequence[Entrant],
-        conversations: Sequence[Conversation],
+        warm_ups: Sequence[Conversation],
+        measured: Sequence[Conversation],
         repeat: int,
     ) -> None:
-        warm_up, *measured = conversations
         costs = {entrant.label: Costs() for entrant in entrants}
         for entrant in entrants:  # only what is learned of costs is kept
             method = entrant.new()
-            for _ in self._answers(stage.bed_for(method), method, costs[entrant.label], warm_up):
-                pass
+            for number, warm_up in enumerate(warm_ups):
+                self.on_progress(f"warm-up, {entrant.label}", number, len(warm_ups))
+                answers = self._answers(
+                    stage.bed_for(method), method, costs[entrant.label], warm_up
+                )
+                for _ in answers:
+                    pass
         methods = {entrant.label: entrant.new() for entrant in entrants}
         others = OtherPrograms()
         done = {generation.key for generation in self.journal.generations}
@@ -252,6 +266,7 @@ def _measured(blank: Generation, stats: Stats) -> Generation:
         rounds=len(stats.rounds),
         mean_accepted=stats.mean_accepted,
         acceptance_histogram=stats.acceptance_histogram,
+        sequence_histogram=stats.sequence_histogram,
         draft_tokens=stats.num_draft_tokens,
         accepted_tokens=stats.num_accepted_tokens,
         target_busy_s=sum(r.end_s - r.start_s for r in stats.rounds),

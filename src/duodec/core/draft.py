@@ -122,6 +122,11 @@ class Draft:
         """The last node of a chain; ROOT when the draft is empty."""
         return len(self.tokens) - 1
 
+    @property
+    def num_leaves(self) -> int:
+        """The number of sequences that end in a node of their own."""
+        return len(self) - len({*self.parents} - {ROOT})
+
     def graft(self, node: int, other: Draft) -> Draft:
         """This tree with ``other`` added under ``node``; tokens already there are not repeated."""
         if self.distributions is not None or other.distributions is not None:

@@ -25,6 +25,7 @@ class Round:
     draft_wait_s: float = 0.0  # waiting for the drafter before it
     overlap_s: float = 0.0  # of it, during which the drafter was at work
     num_from_model: int = 0  # of the accepted tokens, the first ones: the draft model proposed them
+    num_sequences: int = 0  # drafted in parallel with it, by methods that draft sequences
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class Stats:
         """Rounds that accepted 0, 1, 2, ... draft tokens."""
         counts = Counter(r.num_accepted for r in self.rounds)
         return [counts[n] for n in range(max(counts, default=-1) + 1)]
+
+    @property
+    def sequence_histogram(self) -> list[int]:
+        """Rounds in parallel with which 1, 2, ... sequences were drafted; [] of other methods."""
+        counts = Counter(r.num_sequences for r in self.rounds)
+        return [counts[n] for n in range(1, max(counts, default=0) + 1)]
 
     @property
     def ttft_s(self) -> float:

@@ -12,12 +12,14 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class DuoDecoding(Method):
-    """2503.00784. The budget is measured: the draft tokens that fit in one forward pass of the
-    target."""
+    """2503.00784. The budget is the draft tokens that fit in one forward pass of the target. It is
+    measured, unless it is given: the released scripts give 24 for Llama and 16 for Vicuna."""
 
     name = "duo"
     needs_draft_model = True
     is_overlapped = True
 
+    num_tokens: int | None = None  # the budget; None: measured
+
     def decode(self, request: Request) -> Loop:
-        return overlapped(request, Sequences)
+        return overlapped(request, Sequences, self.num_tokens)

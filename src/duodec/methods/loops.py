@@ -162,18 +162,21 @@ def costs_no_rows(draft: Draft, widths: Widths) -> bool:
     return bool(widths) and widths.padded(1) == widths.padded(len(draft) + 1)
 
 
-def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:
+def overlapped(
+    request: Request, plan: Callable[[int], Plan], num_tokens: int | None = None
+) -> Loop:
     """While the target scores the chain in flight, draft what follows if all of it is accepted.
 
-    ``plan`` shapes a budget of draft tokens: as many as fit in one forward pass of the target, and
-    one in the first round, so that neither side's reading of the prompt waits for the other. The
-    target takes what has been drafted when its forward pass ends; it waits, with patience, only
-    where that was right to its last token, so that nothing but the rest of the draft could follow.
-    An empty chain in flight is the papers' pre-verify step.
+    ``plan`` shapes a budget of draft tokens: ``num_tokens``, or as many as fit in one forward pass
+    of the target; one in the first round, so that neither side's reading of the prompt waits for
+    the other. The target takes what has been drafted when its forward pass ends; it waits, with
+    patience, only where that was right to its last token, so that nothing but the rest of the draft
+    could follow. An empty chain in flight is the papers' pre-verify step.
     """
     pending = Draft()
     while request.remaining:
-        budget = request.costs.budget() if request.num_rounds else 1
+        budget = request.costs.budget() if num_tokens is None else num_tokens
+        budget = budget if request.num_rounds else 1
         asked = plan(max(0, min(budget, request.max_width, request.remaining - len(pending) - 1)))
         # on shared cores the drafter prefills the prompt after the first token
         is_drafting = asked.num_tokens > 0 and not (request.shares_cores and not request.num_rounds)
@@ -195,6 +198,7 @@ def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:
             num_from_model=len(verdict.accepted),
             num_drafted=len(tree) - len(rest),  # what goes on in flight counts when it is judged
             overlap_s=ahead.read_s + ahead.draft_s,
+            num_sequences=ahead.draft.num_leaves,
         )
         if verdict.final is None and not rest and request.remaining:
             drafted = yield from request.collect(asked)

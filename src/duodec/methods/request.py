@@ -264,6 +264,7 @@ class Request:
         num_drafted: int,
         num_from_model: int,
         overlap_s: float = 0.0,
+        num_sequences: int = 0,
     ) -> Round:
         """Let the verdict's tokens join the text, up to its end; note the round. The draft model
         proposed the first ``num_from_model`` of those accepted, earlier text the others."""
@@ -287,6 +288,7 @@ class Request:
             draft_wait_s=self._waited_s,
             overlap_s=min(overlap_s, forward.duration_s),
             num_from_model=min(num_from_model, num_accepted, len(tokens)),
+            num_sequences=num_sequences,
         )
         self._waited_s = 0.0
         self.rounds.append(done)

@@ -21,6 +21,7 @@ from duodec.bench.reports.timeline import timeline
 from duodec.bench.results import Results, generations_of
 
 KINDS = (".svg", ".pdf")
+_SERIES = {"acceptance", "sequences"}  # in no CSV
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$",
     "#": r"\#", "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -35,7 +36,7 @@ def csv_text(results: Results) -> str:
     """
     stream = StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    names = [field.name for field in fields(Measures) if field.name != "acceptance"]
+    names = [field.name for field in fields(Measures) if field.name not in _SERIES]
     writer.writerow(["target", "draft", "test_bed", *(n for name in names for n in _heads(name))])
     for pair in measure(results):
         shared = [pair.pair.target, pair.pair.draft or "", " ".join(pair.test_beds)]
@@ -45,8 +46,8 @@ def csv_text(results: Results) -> str:
 
 
 def _heads(name: str) -> list[str]:
-    if name == "ratio":
-        return ["ratio", "ratio_low", "ratio_high", "num_prompts"]
+    if name.endswith("ratio"):
+        return [name, f"{name}_low", f"{name}_high", name.replace("ratio", "num_prompts")]
     return [name, f"{name}_of"] if name in ("identical", "score") else [name]
 
 
@@ -56,7 +57,7 @@ def _values(name: str, value: Any) -> list[object]:
     width = len(_heads(name))
     if value is None:
         return [""] * width
-    if name == "ratio":
+    if name.endswith("ratio"):
         return [value.value, _shown(value.low), _shown(value.high), value.num_prompts]
     return [value.count, value.total] if isinstance(value, Share) else [value]
 

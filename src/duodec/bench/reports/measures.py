@@ -1,21 +1,22 @@
 """Compute a run's measures of each method: pure functions of its records.
 
 A failed generation is a missing value: it is counted but excluded from all figures. None means that
-there was nothing to measure. Speeds leave out the first round, which prefills the prompt.
+there was nothing to measure. Speeds leave out the first round, which prefills the prompt, unless
+they are called whole: those are over all the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from statistics import fmean, median
 from typing import TypeVar
 
 import numpy as np
 
 from duodec.bench.reports.baseline import baseline_words, unpadded_share
-from duodec.bench.reports.statistics import Ratio, ratio_of_rates
+from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 from duodec.bench.results import (
     Generation,
     Pair,
@@ -49,8 +50,11 @@ class Measures:
     num_failed: int
     tokens_per_second: float | None  # sum of tokens over sum of seconds
     ratio: Ratio | None  # to the baseline's, if both succeeded
+    whole_tokens_per_second: float | None  # the same from request to last token, prefill included
+    whole_ratio: Ratio | None
     mean_accepted: float | None  # tokens a forward pass, the target's own included
     acceptance: tuple[float, ...]  # [i]: share of the rounds that accepted more than i draft tokens
+    sequences: tuple[int, ...]  # [i]: rounds in parallel with which i + 1 were drafted
     ttft_s: float | None  # median
     token_latency_s: float | None  # a token after the first, mean over completions
     gap_p95_s: float | None  # between arrivals, 95th percentile
@@ -132,6 +136,7 @@ def summarise(
     """The figures of one method's records, with their ratios to the baseline's."""
     done = succeeded(generations)
     rates = [g.rate for g in done if g.rate]
+    wholes = [rate for g in done if (rate := g.whole_rate)]
     steady = [r for g in done if g.rate for r in g.trace[1:]]
     wall_s = _total((g.ttft_s or 0.0) + (g.decode_s or 0.0) for g in done if g.target_busy_s)
     gaps = [gap for g in done for gap in g.gaps_s]
@@ -143,8 +148,13 @@ def summarise(
         num_failed=len(generations) - len(done),
         tokens_per_second=_divided(_total(t for t, _ in rates), _total(s for _, s in rates)),
         ratio=ratio_to(done, plain),
+        whole_tokens_per_second=_divided(
+            _total(t for t, _ in wholes), _total(s for _, s in wholes)
+        ),
+        whole_ratio=ratio_to(done, plain, lambda g: g.whole_rate),
         mean_accepted=_divided(_total(g.new_tokens for g in done), _total(g.rounds for g in done)),
         acceptance=acceptance(g.acceptance_histogram for g in done),
+        sequences=tuple(map(sum, zip_longest(*(g.sequence_histogram for g in done), fillvalue=0))),
         ttft_s=_of(median, (g.ttft_s for g in done)),
         token_latency_s=_of(fmean, (_divided(s, t) for t, s in rates)),
         gap_p95_s=float(np.percentile(gaps, 95)) if gaps else None,
@@ -211,13 +221,17 @@ def _divided(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def ratio_to(ours: Iterable[Generation], theirs: Iterable[Generation]) -> Ratio | None:
+def ratio_to(
+    ours: Iterable[Generation],
+    theirs: Iterable[Generation],
+    rate: Callable[[Generation], Rate | None] = lambda g: g.rate,
+) -> Ratio | None:
     """Our rate over theirs, on the prompts, turns and repeats that both measured. None if there are
     none."""
-    answers = {(g.prompt_key, g.repeat): g.rate for g in theirs}
+    answers = {(g.prompt_key, g.repeat): rate(g) for g in theirs}
     our_rates, their_rates, prompts = [], [], []
     for g in ours:
-        our, their = g.rate, answers.get((g.prompt_key, g.repeat))
+        our, their = rate(g), answers.get((g.prompt_key, g.repeat))
         if our and their and our[0] > 0 and their[0] > 0:
             our_rates.append(our)
             their_rates.append(their)

@@ -11,7 +11,7 @@ import jinja2
 from duodec.bench.figures.acceptance import acceptance_figure
 from duodec.bench.figures.speed import speed_figures
 from duodec.bench.figures.timeline import timeline_figure
-from duodec.bench.reports.claims import claims
+from duodec.bench.reports.claims import claim_tables, claims
 from duodec.bench.reports.comparison import compare, flat, headline
 from duodec.bench.reports.measures import PairMeasures, measure
 from duodec.bench.reports.sentences import cautions, failures, verdict
@@ -41,6 +41,7 @@ def write_report(results: Results, path: Path, *, raw: str = RESULTS) -> None:
         _TEMPLATES / "report.html.j2",
         results=results,
         sections=[_section(results, i, m) for i, m in enumerate(measure(results))],
+        claims=claims(results) if results.settings.get("paper") else [],
         cautions=cautions(results),
         fewest=FEWEST_FOR_A_MARK,
         failures=failed[:_MOST_FAILURES],
@@ -69,6 +70,7 @@ def _section(results: Results, number: int, measures: PairMeasures) -> dict[str,
         "measures": measures,
         "verdict": verdict(measures),
         "paper": paper_table(measures),
+        "claims": claim_tables(results, measures),
         "speed": [figure.for_page() for figure in speed_figures(f"speed{number}", measures)],
         "acceptance": accepted.for_page() if accepted else None,
         "timeline": shown,
@@ -105,6 +107,7 @@ def markdown_report(results: Results) -> str:
     for measures in measure(results):
         no_energy = machine.get("energy") or "not measured"
         parts += [f"## {measures.pair}", verdict(measures), markdown(paper_table(measures)), LEGEND]
+        parts += map(markdown, claim_tables(results, measures))
         parts += map(markdown, task_tables(measures))
         parts.append(markdown(cost_table(measures, no_energy)))
     if settings.get("paper"):

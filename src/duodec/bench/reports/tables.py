@@ -21,6 +21,7 @@ LEGEND = (
 UNITS = (
     "tok/s: tokens after a completion's first, over their seconds, summed over completions",
     "speed-up: tok/s over the baseline's on the same prompts; its interval resamples prompts",
+    "whole: every token over all the time from the request to the last one, prefill included",
     "mean accepted length: tokens for each forward pass of the target, its own one included",
     "TTFT: from the request to its first token, median; ms a token: the mean gap after it",
     "gap p95: 95% of the gaps between two arrivals of text are shorter",
@@ -63,25 +64,43 @@ class Column:
 
 def paper_table(measures: PairMeasures) -> Table:
     """Methods by tasks, in each cell the speed-up and the mean accepted length."""
-    tasks = (*measures.tasks, None)
-    rows = [
-        (Cell(method), *(_paper_cell(measures.of(method, task)) for task in tasks))
-        for method in measures.methods
-    ]
-    return Table(
+    return by_task(
         f"Speed-up over {measures.baseline} / mean accepted length",
-        ("method", *measures.tasks, ALL),
-        tuple(rows),
+        measures,
+        measures.methods,
+        _paper_cell,
         (f"{measures.basis}.",) if measures.basis else (),
     )
+
+
+def by_task(
+    caption: str,
+    measures: PairMeasures,
+    methods: Iterable[str],
+    cell: Callable[[Measures], Cell | None],
+    notes: tuple[str, ...] = (),
+) -> Table:
+    """One figure of methods, by tasks."""
+    tasks = (*measures.tasks, None)
+    rows = [
+        (Cell(name), *(cell(measures.of(name, task)) or Cell(_MISSING) for task in tasks))
+        for name in methods
+    ]
+    return Table(caption, ("method", *measures.tasks, ALL), tuple(rows), notes)
 
 
 def task_tables(measures: PairMeasures) -> list[Table]:
     """The figures of all tasks together, then those of each."""
     columns = (
         Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no completion had two rounds"),
-        Column("speed-up (95%)", _ratio, f"{measures.baseline} is missing"),
+        Column("speed-up (95%)", lambda m: _ratio(m.ratio), f"{measures.baseline} is missing"),
         *_over_unpadded(measures),
+        Column("whole tok/s", lambda m: _number(m.whole_tokens_per_second, 1), "no completion"),
+        Column(
+            "whole speed-up (95%)",
+            lambda m: _ratio(m.whole_ratio),
+            f"{measures.baseline} is missing",
+        ),
         Column("mean accepted length", lambda m: _number(m.mean_accepted, 2), "no completion"),
         Column("TTFT ms", lambda m: _ms(m.ttft_s), "no completion"),
         Column("ms a token", lambda m: _ms(m.token_latency_s), "no completion had two rounds"),
@@ -202,8 +221,7 @@ def _paper_cell(measures: Measures) -> Cell:
     return ratio_cell(measures.ratio, accepted)
 
 
-def _ratio(measures: Measures) -> Cell | None:
-    ratio = measures.ratio
+def _ratio(ratio: Ratio | None) -> Cell | None:
     return ratio_cell(ratio, interval_of(ratio)) if ratio else None
 
 

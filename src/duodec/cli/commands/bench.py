@@ -69,8 +69,8 @@ def bench(
         options.option(
             "--paper NAME",
             "Measure what the DuoDecoding paper's scripts measure, as they do: llama-2-7b or "
-            "vicuna-7b. Sets methods, models, formats, threads, tokens and prompt formats; your "
-            "own options override them.",
+            "vicuna-7b. Sets methods, models, formats, threads, tokens, warm-up and prompts; "
+            "your own options override them.",
             _PANEL,
         ),
     ] = None,
@@ -84,7 +84,7 @@ def bench(
         int,
         options.option(
             "--max-tokens -n",
-            "Most tokens of a completion; qa and rag get 32, as in the papers.",
+            "Most tokens of a completion; qa and rag get 32, but not with --paper vicuna-7b.",
             _PANEL,
         ),
     ] = 128,
