@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from fakes.runs import run
 
 from duodec.backends.curves import CostCurve, published
 from duodec.bench.beds.shapes import Shape
 from duodec.bench.plan import BenchPlan
 from duodec.bench.reports.baseline import baseline_words, unpadded_share
+from duodec.bench.reports.measures import measure
+from duodec.bench.reports.sentences import verdict
+from duodec.bench.reports.tables import paper_table
 
 CURVE = CostCurve.parse("1:6,4:8,8:10")
 
@@ -51,3 +57,22 @@ def test_numbers_are_no_card() -> None:
     assert Shape.usual(CostCurve.parse("roofline:1008GB/s,165TFLOPS,4.7GB,16bit")) == "torch"
     named = BenchPlan(methods=("ar",), simulate_ms="rtx4090-8b-q4_0", simulate_as="tree")
     assert named.latency().shape.name == "tree"
+
+
+def test_the_first_table_says_what_is_over_unpadded_plain_decoding() -> None:
+    padded = settings("torch: trees, 4 rows a pass")
+    found = run(num_prompts=10)
+    results = dataclasses.replace(found, settings={**found.settings, **padded})
+    (measures,) = measure(results)
+    share = measures.unpadded_share
+    assert share is not None
+    table = paper_table(measures)
+    assert table.head[-1] == "all tasks, over unpadded plain decoding"
+    cells = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    assert cells[measures.baseline][-1] == f"{share:.2f}x"
+    ratio = measures.of("duo").ratio
+    assert ratio
+    assert cells["duo"][-2:] == [f"{ratio.value:.2f}x", f"{share * ratio.value:.2f}x"]
+    assert "times unpadded plain decoding" in verdict(measures)
+    (plain,) = measure(found)
+    assert paper_table(plain).head[-1] == "all tasks"

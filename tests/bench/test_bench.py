@@ -35,6 +35,7 @@ from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption, ContextExceeded, ResultsUnreadable
 from duodec.llm import LLM
+from duodec.methods import registry
 from duodec.methods.method import Method
 from duodec.planning.costs import Costs
 
@@ -261,6 +262,24 @@ def test_a_failed_prompt_is_a_missing_value(tmp_path: Path) -> None:
     assert failed[0].new_tokens is None
     assert failed[0].rate is None
     assert len(made.journal.generations) == 8
+
+
+def test_a_method_of_others_that_raises_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from duodec.methods import Method\n\n"
+        "class Boom(Method):\n"
+        "    name = 'boom'\n\n"
+        "    def decode(self, request):\n"
+        "        raise ValueError('mine')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    made = runner(plan("ar,broken:Boom"), tmp_path / "run")
+    made.run(prompts(num=2))
+    found = {(g.method, g.error) for g in made.journal.generations}
+    assert found == {("ar", None), ("broken:Boom", "boom: ValueError: mine")}
 
 
 def test_a_prompt_that_cannot_be_recorded_fails_for_all(tmp_path: Path) -> None:

@@ -450,6 +450,24 @@ def test_a_faster_machine_is_found_and_what_differs_is_named_first() -> None:
     assert {row[-1].text for row in table.rows} == {"1.50x"}
 
 
+def test_runs_of_two_clocks_are_not_compared_in_silence() -> None:
+    other = run(lambda g: dataclasses.replace(g, test_bed="simulated"))
+    differing, table = compare([run(), other], ["a", "b"])
+    beds = [run().generations[0].test_bed, "simulated"]
+    assert [cell.text for cell in differing.rows[0]] == ["clock", *beds]
+    assert f"one clock is {beds[0]}, the other simulated" in table.notes[0]
+
+
+def test_busy_cores_hardly_matter_on_a_virtual_clock() -> None:
+    timed, virtual = run(), run(lambda g: dataclasses.replace(g, test_bed="simulated"))
+    busy = {"other_programs_cores": 1.5}
+    (words, *_) = cautions(dataclasses.replace(virtual, environment=busy))
+    assert "without --draft-ms" in words
+    assert any(
+        "measure again" in words for words in cautions(dataclasses.replace(timed, environment=busy))
+    )
+
+
 def test_only_prompts_of_both_runs_are_compared() -> None:
     ours = run(failing("duo", "qa", 0))
     kept = [g for g in run().generations if g.prompt_id != "qa-1"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -29,6 +29,11 @@ from duodec.loading.config import EngineConfig
 from duodec.machine.busy import OtherPrograms
 from duodec.methods.method import Method
 from duodec.planning.costs import Costs
+
+
+class _MethodFailed(Exception):
+    """A method that is not ours raised something; the others go on."""
+
 
 _WARM_UP = Prompt(
     task="warm-up",
@@ -138,8 +143,9 @@ class Runner:
                 answers = self._answers(
                     stage.bed_for(method), method, costs[entrant.label], warm_up
                 )
-                for _ in answers:
-                    pass
+                with suppress(DuodecError, _MethodFailed):  # what is measured fails likewise
+                    for _ in answers:
+                        pass
         methods = {entrant.label: entrant.new() for entrant in entrants}
         others = OtherPrograms()
         done = {generation.key for generation in self.journal.generations}
@@ -206,7 +212,7 @@ class Runner:
         for blank, turn in zip(blanks, conversation.turns, strict=True):
             try:
                 answer, joules = next(answers)
-            except DuodecError as error:
+            except (DuodecError, _MethodFailed) as error:
                 yield replace(blank, error=str(error))
                 answers = iter(())  # later turns would follow another text
                 continue
@@ -223,7 +229,12 @@ class Runner:
         for turn in conversation.turns:
             gc.collect()
             before = self.energy.read()
-            answer = bed.answer(method, turn, costs)
+            try:
+                answer = bed.answer(method, turn, costs)
+            except Exception as error:
+                if isinstance(error, DuodecError) or type(method).__module__.startswith("duodec."):
+                    raise
+                raise _MethodFailed(f"{method.name}: {type(error).__name__}: {error}") from error
             yield answer, self.energy.joules_since(before)
 
     def _record_of(

@@ -70,10 +70,15 @@ def changes(base: Results, other: Results) -> list[Change]:
 
 def differences(results: Sequence[Results]) -> dict[str, list[str]]:
     """Settings and facts of the machine that are not the same in all runs."""
-    facts = [dict(flat({**r.environment, **r.settings})) for r in results]
+    facts = [{"clock": _clock(r), **dict(flat({**r.environment, **r.settings}))} for r in results]
     names = dict.fromkeys(name for fact in facts for name in fact if name not in _UNTOLD)
     values = {name: [fact.get(name, _NO_FACT) for fact in facts] for name in names}
     return {name: found for name, found in values.items() if len(set(found)) > 1}
+
+
+def _clock(results: Results) -> str:
+    """What its seconds are: those of two clocks say nothing together."""
+    return " and ".join(dict.fromkeys(g.test_bed for g in results.generations)) or _NO_FACT
 
 
 def _difference_table(results: Sequence[Results], names: Sequence[str]) -> Table:
@@ -126,6 +131,9 @@ def _cell(ratio: Ratio | None) -> Cell:
 
 
 def _left_out(base: Results, other: Results) -> Iterator[str]:
+    clocks = _clock(base), _clock(other)
+    if clocks[0] != clocks[1]:
+        yield f"these ratios mean nothing: one clock is {clocks[0]}, the other {clocks[1]}"
     for word, of in (("prompts", _prompts), ("methods", _methods)):
         ours, theirs = of(other), of(base)
         if ours != theirs:

@@ -46,6 +46,9 @@ def verdict(measures: PairMeasures) -> str:
         is_first = ratio.value == max(other.value for other in ratios.values())
         rank = f", the fastest of {len(ratios)} methods," if len(ratios) > 1 and is_first else ""
         words = f"{best}{rank} decodes at {ratio.value:.2f} times the speed of {plain} ({figures})"
+        if measures.unpadded_share is not None:
+            over = measures.unpadded_share * ratio.value
+            words += f", which is padded: {over:.2f} times unpadded plain decoding"
     else:
         words = (
             f"no method is measurably faster than {plain}; the best, {best}, decodes at "
@@ -102,20 +105,31 @@ def _others(measures: PairMeasures) -> list[str]:
 
 
 def _about_the_run(results: Results) -> Iterator[str]:
+    is_timed = any(g.test_bed != "simulated" for g in results.generations)
     if not results.settings.get("is_complete", True):
         yield (
             "The run was cut short, so methods may be measured on different prompts; "
             "let it run to its end."
         )
+    others = results.environment.get("other_programs_cores") or 0.0
+    if not is_timed:
+        if others > _IDLE_LOAD:
+            yield (
+                f"Other programs kept {others:.1f} cores busy. The clock is virtual: that matters "
+                "only where prices were measured here, that is without --draft-ms or --host-us."
+            )
+        return
     load = next(iter(results.environment.get("load_average") or [0.0]))
     if load > _IDLE_LOAD:
         yield (
             f"The load average was {load:.1f} when the run began: something else was using the "
             f"machine; {_QUIET}."
         )
-    others = results.environment.get("other_programs_cores") or 0.0
     if others > _IDLE_LOAD:
-        yield f"Other programs kept {others:.1f} cores busy during the run; {_QUIET}."
+        yield (
+            f"Other programs kept {others:.1f} cores busy during the run. Methods that wait for "
+            f"each draft (sps) lose most by that, some of them nearly all their speed; {_QUIET}."
+        )
 
 
 def _about_failures(ours: Sequence[Generation], measures: PairMeasures) -> Iterator[str]:
