@@ -154,16 +154,14 @@ PAIRS: Mapping[str, Callable[[], list[Column]]] = {
 
 
 def headline() -> str:
-    """Both pairs on the cards whose curves were measured."""
-    rows: list[list[object]] = []
-    for pair, columns_of in PAIRS.items():
-        columns = columns_of()[:4]
-        if not rows:
-            rows.append(["over plain decoding", *(column.title for column in columns)])
-        rows.append([f"*{pair}*", *[""] * len(columns)])
-        rows += [
-            _row(name, columns) for name in _NAMES if name not in ("auto", "auto+gpu", CEILING)
-        ]
+    """Both pairs, side by side, on the cards whose curves were measured."""
+    pairs = [columns_of()[:4] for columns_of in PAIRS.values()]
+    rows: list[list[object]] = [["over plain decoding", *(column.title for column in pairs[0])]]
+    for name in (*(name for name in _NAMES if name not in _OURS), "auto"):
+        words, *cells = _row(name, pairs[0])
+        others = _row(name, pairs[1])[1:]
+        both = [f"{one}, {other}" if other else one for one, other in zip(cells, others, strict=True)]
+        rows.append(["the same, draft on the CPU" if name == "auto" else words, *both])
     return markdown(rows)
 
 
@@ -198,8 +196,33 @@ def criteria() -> str:
     return "\n\n".join(parts)
 
 
+_SAMPLED = {
+    PLAIN: "duodec without drafts",
+    "lookup@free": "prompt lookup",
+    "sps@gpu": "speculative sampling, draft on the card, keyed draws",
+    "sps-rejection@gpu": "the same with the papers' rejection rule",
+    "auto": "duodec, draft on the CPU",
+    _DEFAULT: "**duodec's default**",
+}
+
+
+def sampled() -> str:
+    """What is left at a temperature, and what keyed draws cost."""
+    columns = _columns("curves-35-sampled")
+    ahead = [one.over_best(ALL) for one in columns]
+    return markdown(
+        [
+            ["over plain decoding", *(column.title for column in columns)],
+            *([words, *_row(name, columns)[1:]] for name, words in _SAMPLED.items()),
+            ["95% of the default", *(_interval(one.speedup(_DEFAULT)) for one in columns)],
+            ["over the best of the others", *(f"{one.value:.2f}" for one in ahead)],
+            ["95% of that", *map(_interval, ahead)],
+        ]
+    )
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
-    one.__name__: one for one in (headline, curves, criteria)
+    one.__name__: one for one in (headline, curves, criteria, sampled)
 }
 
 
@@ -213,7 +236,7 @@ def _row(name: str, columns: Iterable[Column]) -> list[object]:
     cells = [
         f"{bold}{one.speedup(name).value:.2f}{bold}" if one.has(name) else "" for one in columns
     ]
-    return [_NAMES[name], *cells]
+    return [_NAMES.get(name, name), *cells]
 
 
 def _passes(column: Column) -> str:

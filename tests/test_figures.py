@@ -10,8 +10,9 @@ from fakes import ROOT
 
 from benchmarks import RESULTS
 from benchmarks.table import EXPERIMENTS
+from benchmarks.tables import written
 
-PAGES = ("docs/measurements.md",)  # README.md as well, as soon as its table is between marks
+PAGES = ("README.md", "docs/measurements.md")
 ALL_PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 _HEADING = re.compile(r"(?m)^(?=#{1,6} )")
 _GENERATED = re.compile(r"<!-- table: \w+ -->.*?<!-- end -->", re.DOTALL)
@@ -58,6 +59,19 @@ def test_every_table_of_figures_names_its_file(page: str) -> None:
 @pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_result_file_that_is_named_exists(page: str) -> None:
     assert not list(missing_files((ROOT / page).read_text("utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_are_those_of_their_files(page: str) -> None:
+    """`python -m benchmarks.tables` writes them."""
+    text = (ROOT / page).read_text("utf-8")
+    assert "<!-- table: " in text
+    assert written(text) == text
+
+
+def test_a_figure_that_differs_from_its_file_is_found() -> None:
+    text = written("<!-- table: headline -->\n\n<!-- end -->")
+    assert written(text.replace("| 1.", "| 9.", 1)) == text != text.replace("| 1.", "| 9.", 1)
 
 
 def test_a_table_without_a_file_is_found() -> None:

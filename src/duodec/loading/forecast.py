@@ -35,13 +35,16 @@ class Forecast:
     @property
     def in_parallel(self) -> float:
         """On other cores: as many steps as fit in a forward pass, which are of use if the pass ends
-        as it was expected to; else one step is waited for, or none."""
+        as it was expected to: its draft is right, and the token after it. Else one step is waited
+        for, or none. Simulated, the card was as fast or faster on seven of seven curves even for a
+        draft with steps of a millisecond on a core (`curves-35-cards`, `curves-35-limits`)."""
         num = min(_MOST, int(self.forward_s / max(_TICK_S, self.step_s)))
-        kept = self.right * self._tokens(num)
-        waits = (kept + (1 - self.right) * self._tokens(1)) / max(
-            _TICK_S, self.forward_s + (1 - self.right) * self.step_s
+        is_expected = self.right**2
+        kept, missed = is_expected * self._tokens(num), 1 - is_expected
+        waits = (kept + missed * self._tokens(1)) / max(
+            _TICK_S, self.forward_s + missed * self.step_s
         )
-        return max(waits, (kept + 1 - self.right) * self.plain)
+        return max(waits, (kept + missed) * self.plain)
 
     def _tokens(self, num_drafted: int) -> float:
         """Of a forward pass over so many draft tokens."""
