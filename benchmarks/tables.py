@@ -160,7 +160,8 @@ def headline() -> str:
     for name in (*(name for name in _NAMES if name not in _OURS), "auto"):
         words, *cells = _row(name, pairs[0])
         others = _row(name, pairs[1])[1:]
-        both = [f"{one}, {other}" if other else one for one, other in zip(cells, others, strict=True)]
+        pairs_of_cells = zip(cells, others, strict=True)
+        both = [f"{one}, {other}" if other else one for one, other in pairs_of_cells]
         rows.append(["the same, draft on the CPU" if name == "auto" else words, *both])
     return markdown(rows)
 
