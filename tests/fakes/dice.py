@@ -35,7 +35,8 @@ from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption
-from duodec.methods.registry import METHODS, Method
+from duodec.methods.registry import Method
+from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter
 
 T = TypeVar("T")
@@ -314,7 +315,7 @@ class Witness:
 
 def instance(name: str, dice: ScriptedDice) -> Method:
     """The method of that name; its dice, if it has any, are ``dice``."""
-    method = METHODS[name]()
+    method = method_named(name)
     names = {f.name for f in fields(method) if f.init}
     if "dice" in names:
         method = replace(method, dice=dice)
@@ -355,7 +356,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
 
     def run(dice: ScriptedDice) -> Tokens:
         drafter = WitnessDrafter(case.draft.load(), is_late=case.is_late)
-        has_heads = case.has_heads or METHODS[name].needs_heads
+        has_heads = case.has_heads or method_named(name).needs_heads
         target = WitnessTarget(case.target, case.draft if has_heads else None, drafter)
         session = Session(
             target=target,

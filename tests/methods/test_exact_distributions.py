@@ -44,6 +44,7 @@ QUICK = (
 )  # fmt: skip
 LEARNING = [name for name in METHODS if METHODS[name]().learns]
 DRAFTING = [name for name in METHODS if name != "ar"]
+WITH_SETTINGS = ("duo:3", "pearl:3", "recycling:3", "lookup:3:1", "sps:3:0.5")
 ALIKE = ("hydra", "eagle", "eagle3")  # all heads share a loop with medusa's and mtp's
 WITNESSED = [
     pytest.param(name, marks=pytest.mark.slow) if name in (*ALIKE, "pearl") else name
@@ -68,7 +69,7 @@ ENUMERATED = [
         id=f"{name}-{case.name}",
         marks=pytest.mark.soak if name in ALIKE and case.name not in QUICK else pytest.mark.slow,
     )
-    for name in METHODS
+    for name in (*METHODS, *WITH_SETTINGS)
     for case in ALL_CASES
 ]
 

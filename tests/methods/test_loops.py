@@ -53,8 +53,9 @@ from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
+KEYED += ["duo:5", "pearl:5", "recycling:7", "lookup:4:1", "sps:5:0.5"]
 DRAFTED = [name for name in METHODS if METHODS[name]().needs_draft_model]
-LEARNING = [name for name in KEYED if METHODS[name]().learns]
+LEARNING = [name for name in KEYED if method(name).learns]
 CHAINS_ONLY = [name for name in DRAFTED if name != "stream"]  # which has free candidates too
 OVERLAPPED = ["pearl", "duo"]
 CHAINED = ["sps", "pearl", "duo"]

@@ -517,6 +517,18 @@ FENCED = """```json
 PACKAGE = FENCED.replace('"arguments"', '"version": "1.0.0",\n  "scripts"')
 
 
+def assert_read(texts: list[tuple[str, str, list[Any]]]) -> None:
+    """What a model of Hermes' format writes is these words and these calls, streamed and whole."""
+    case = CASES["hermes"]
+    tokenizer = Tags(case.template, case.tags)
+    for text, words, calls in texts:
+        with running(willing_model(tokenizer, text, MESSAGES, tools=TOOLS)) as server:
+            for is_streamed in (False, True):
+                said, found, reason = answered(server, is_streamed=is_streamed, temperature=0)
+                assert (said, found) == (words, calls), text
+                assert reason == ("tool_calls" if calls else "stop")
+
+
 def test_a_call_in_a_fence_is_a_call() -> None:
     """As Qwen2.5 writes them."""
     note = f'{{"arguments": {NOTE_JSON}, "name": "note"}}'
@@ -536,14 +548,7 @@ def test_a_call_in_a_fence_is_a_call() -> None:
             "\n`` `\n\n```\n", "```json",
         )),
     ]  # fmt: skip
-    case = CASES["hermes"]
-    tokenizer = Tags(case.template, case.tags)
-    for text, words, calls in texts:
-        with running(willing_model(tokenizer, text, MESSAGES, tools=TOOLS)) as server:
-            for is_streamed in (False, True):
-                said, found, reason = answered(server, is_streamed=is_streamed, temperature=0)
-                assert (said, found) == (words, calls), text
-                assert reason == ("tool_calls" if calls else "stop")
+    assert_read(texts)
 
 
 def test_doubled_braces_are_those_of_a_call() -> None:
@@ -559,13 +564,7 @@ def test_doubled_braces_are_those_of_a_call() -> None:
             "{{ name }}", '{{"name": "weather"}}', "{" * 100, rome.replace("weather", "weathers"),
         )),
     ]  # fmt: skip
-    case = CASES["hermes"]
-    tokenizer = Tags(case.template, case.tags)
-    for text, words, calls in texts:
-        with running(willing_model(tokenizer, text, MESSAGES, tools=TOOLS)) as server:
-            for is_streamed in (False, True):
-                said, found, _ = answered(server, is_streamed=is_streamed, temperature=0)
-                assert (said, found) == (words, calls), text
+    assert_read(texts)
 
 
 def test_text_is_held_back_only_while_it_may_become_a_call() -> None:

@@ -115,9 +115,10 @@ class Steps:
 
     def pay(self, forward_s: float, num_bytes: int) -> bool:
         """Whether these steps are expected to bring more than those of a core, of a model of so
-        many bytes, beside forward passes that take so long."""
+        many bytes, with forward passes that take so long. Where neither brings anything, the device
+        keeps its memory."""
         here = Forecast(forward_s, self.step_s).in_turns
-        return here >= Forecast(forward_s, step_on_core_s(num_bytes)).in_parallel
+        return here > Forecast(forward_s, step_on_core_s(num_bytes)).in_parallel
 
     def teach(self, costs: Costs) -> None:
         """Let a planner know them before the first completion."""
