@@ -9,6 +9,11 @@ BIN = .venv/bin
 # even where nothing else keeps compiled modules: each of a thousand processes would compile them anew
 export PYTHONDONTWRITEBYTECODE =
 
+# an environment, its command that shows that it is whole, what to install: pip takes half an hour
+# to resolve the clients, uv half a minute
+with_uv = [ -x $(1)/bin/$(2) ] || { $(BIN)/python -m venv $(1) && $(1)/bin/pip install --quiet uv && \
+	$(1)/bin/uv pip install --quiet --python $(1)/bin/python $(3); }
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all test-soak \
 	test-torch test-vllm test-gpu test-page test-peers test-clients lint docs wheel clean
@@ -67,15 +72,12 @@ test-page: setup  ## run the tests of the chat page in Chromium, and axe on each
 	@$(BIN)/python -m pytest tests/server/test_page.py
 
 test-peers: setup  ## run the server tests of llama.cpp and vLLM against ours (fetches both)
-	@[ -x .venv-peers/bin/pytest ] || { $(BIN)/python -m venv .venv-peers && \
-		.venv-peers/bin/pip install --quiet -r tests/peers/requirements.txt; }
+	@$(call with_uv,.venv-peers,pytest,-r tests/peers/requirements.txt)
 	@$(BIN)/python -m tests.peers $(PEER)
 
 test-clients: setup  ## run other people's clients against the server (installs them)
-	@[ -x .venv-clients/bin/lm_eval ] || { $(BIN)/python -m venv .venv-clients && \
-		.venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt; }
-	@[ -x .venv-aider/bin/aider ] || { $(BIN)/python -m venv .venv-aider && \
-		.venv-aider/bin/pip install --quiet aider-chat; }
+	@$(call with_uv,.venv-clients,lm_eval,-r tests/clients/requirements.txt)
+	@$(call with_uv,.venv-aider,aider,'aider-chat>=0.86')
 	@$(BIN)/python -m tests.clients
 
 lint: setup  ## check style and types

@@ -19,6 +19,8 @@ class Experiment:
 _ALL = (
     Experiment("simulated", "How fast is each method on the curves of GPUs?",
                "decoding.simulated", "measurements.md"),
+    Experiment("clocked", "Does the simulation say what a clock says?",
+               "decoding.clocked", "measurements.md"),
     Experiment("adversaries", "Is `auto` ever slower than plain decoding where no draft can pay?",
                "decoding.adversaries", "measurements.md"),
     Experiment("grid", "What does `auto` lose on steep curves while it learns them?",
