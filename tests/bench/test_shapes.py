@@ -9,7 +9,7 @@ from fakes.decoding import Session, decode_rounds, plain_text
 from duodec.backends.curves import CostCurve, published
 from duodec.backends.llamacpp.target.width_choice import WIDTHS, WidthChoice
 from duodec.backends.table import TableModel, TableTarget
-from duodec.bench.beds.host import HostPrices, measured
+from duodec.bench.beds.host import HostPrices, on_rows
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.shapes import TORCH_ROWS, TREE, Shape
 from duodec.bench.beds.virtual import (
@@ -124,7 +124,7 @@ def test_what_is_no_shape_is_refused(text: str) -> None:
 def test_prices_are_read_as_they_are_written() -> None:
     prices = HostPrices.parse("draw:120, copy:8")
     assert (prices.copy, prices.draw, prices.candidates) == pytest.approx((8e-6, 120e-6, 0))
-    assert str(prices) == "copy:8,draw:120,candidates:0,selection:0"
+    assert str(prices) == "copy:8,draw:120,candidates:0,selection:0,between:0,handover:300"
     assert HostPrices.parse(str(prices)) == prices
     assert HostPrices.parse("0") == HostPrices()
     priced = HostPrices.parse("draw:1,heads:1500")
@@ -206,7 +206,7 @@ def test_every_method_says_the_same_on_every_shape(name: str, text: str) -> None
 
 
 def test_prices_are_measured_on_the_targets_rows() -> None:
-    found = measured(TableTarget(MODEL), 64, lambda place: sum(range(200)))
+    found = on_rows(TableTarget(MODEL), 64, lambda place: sum(range(200)))
     assert all(
         0 < price < 0.1 for price in (found.copy, found.draw, found.candidates, found.selection)
     )

@@ -21,7 +21,7 @@ import numpy as np
 from duodec.backends.curves import interpolated
 from duodec.backends.paced import num_rows
 from duodec.backends.translation.wrapped import Wrapped
-from duodec.bench.beds.host import HostPrices
+from duodec.bench.beds.host import HANDOVER_S, HostPrices
 from duodec.bench.beds.latency import LatencyCurve, PrefillCounter
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
@@ -43,9 +43,6 @@ from duodec.core.traits import DraftTraits, TargetTraits
 from duodec.errors import BadOption
 
 _T = TypeVar("_T")
-
-HANDOVER_S = 0.0003  # for a message to the drafter's process, and for one back
-"""Measured: 0.18 ms from a request to its finished draft beyond the model, 0.05 ms to submit."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +241,7 @@ class SimulatedTarget(Target):
         rows = num_rows(queries)
         num_copied = 0 if shape.draws_on_device else shape.num_computed(rows)
         self.clock.advance(self.curve.seconds(rows, self._prefill.num_new(queries)))
-        self.clock.advance(num_copied * host.copy + num_selected * host.selection)
+        self.clock.advance(num_copied * host.copy + num_selected * host.selection + host.between)
         self.clock.advance(self.heads_s * sum(query.heads is not None for query in queries))
         return [_SimulatedScores(self, query) for query in queries]
 
