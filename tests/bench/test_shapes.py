@@ -7,11 +7,12 @@ import pytest
 from fakes.decoding import Session, decode_rounds, plain_text
 
 from duodec.backends.curves import CostCurve, published
-from duodec.backends.llamacpp.target.width_choice import WIDTHS, WidthChoice
+from duodec.backends.llamacpp.target.width_choice import WIDTHS
 from duodec.backends.table import TableModel, TableTarget
+from duodec.backends.widths.choice import WidthChoice
 from duodec.bench.beds.host import HostPrices, on_rows
 from duodec.bench.beds.latency import LatencyCurve
-from duodec.bench.beds.shapes import TORCH_ROWS, TREE, Shape
+from duodec.bench.beds.shapes import TORCH_WIDTHS, TREE, Shape
 from duodec.bench.beds.virtual import (
     PricedModel,
     SimulatedDrafter,
@@ -47,21 +48,31 @@ def test_a_tree_has_as_many_rows_as_are_wanted() -> None:
 
 
 def test_torch_takes_passes_of_one_number_of_rows() -> None:
-    torch = shape("torch")
-    assert torch.widths == Widths.only(TORCH_ROWS)
+    torch = shape("torch:32")
+    assert torch.widths == Widths.only(32)
     assert (torch.has_branches, torch.draws_on_device) == (True, True)
     assert [torch.num_computed(n) for n in (1, 32, 33, 81)] == [32, 32, 64, 96]
     assert torch.seconds(SLOPE, 1) == torch.seconds(SLOPE, 32) == SLOPE.seconds(32)
     assert torch.seconds(SLOPE, 81) == 3 * SLOPE.seconds(32)
     assert shape("torch:64").seconds(SLOPE, 40) == SLOPE.seconds(64)
+    both = shape("torch:8+16")
+    assert [both.num_computed(n) for n in (1, 9, 17)] == [8, 16, 24]
+
+
+def test_torch_has_the_rows_that_it_would_choose() -> None:
+    assert shape("torch").widths == Widths.only(8), "rows cost nearly as much as passes"
+    assert shape("torch", published()["rtx4090-8b-bf16"]).widths == Widths.only(16)
+    assert shape("torch", CostCurve.parse("10")).widths == Widths.only(32), "flat"
 
 
 def test_the_rows_of_torch_are_those_of_the_backend() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
+    from duodec.backends.torch import width_choice
     from duodec.backends.torch.checkpoint import memory
 
-    assert memory.Extent.on("cuda", 0).num_rows == TORCH_ROWS
+    assert width_choice.WIDTHS == TORCH_WIDTHS
+    assert memory.Extent.on("cuda", 0).num_rows == max(TORCH_WIDTHS), "memory is estimated by it"
 
 
 @pytest.mark.parametrize("name", sorted(published()))

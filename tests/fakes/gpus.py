@@ -29,6 +29,7 @@ from duodec.backends.torch.sampling import draws, penalties
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.traits import Widths
 from duodec.errors import ModelUnreadable
 
 torch.utils.rename_privateuse1_backend("toy")
@@ -164,7 +165,7 @@ def waits() -> dict[str, list[str]]:
     for module in (draws, penalties, forwards, target):
         module.upload = sent  # type: ignore[attr-defined]
     for is_exact in (True, False):
-        options = {"num_rows": 8, "num_chunk": 32, "is_width_exact": is_exact}
+        options: Any = {"widths": Widths.only(8), "num_chunk": 32, "is_width_exact": is_exact}
         on_fake = target.TorchTarget(network, num_context=200, **options)
         for name, params in SAMPLINGS.items():
             sampler, draft = Sampler(params, num_prompt_tokens=40), Draft.sequences([[1, 2], [4]])

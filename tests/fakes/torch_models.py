@@ -15,6 +15,7 @@ from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.traits import Widths
 
 NUM_VOCAB = 96
 SIZES = {
@@ -66,7 +67,7 @@ def oracle(kind: str) -> Any:
 
 def target_of(kind: str, **options: Any) -> TorchTarget:
     """A target over a model of its own, always with the same weights, fused as on a GPU."""
-    settings = {"num_context": 400, "num_rows": 16, "num_chunk": 32, **options}
+    settings = {"num_context": 400, "widths": Widths.only(16), "num_chunk": 32, **options}
     model = build(kind)
     fuse(model)
     return TorchTarget(Network(model), **settings)

@@ -333,7 +333,7 @@ def test_the_choice_of_rows_is_kept(
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
     first = width_choice.choice_for(model, num_threads=1)
     assert set(first.widths.each) <= set(first.seconds)
-    monkeypatch.setattr(width_choice, "measure", lambda *_, **__: pytest.fail("measured anew"))
+    monkeypatch.setattr(width_choice, "measured", lambda *_: pytest.fail("measured anew"))
     assert width_choice.choice_for(model, num_threads=1) == first
 
 

@@ -22,9 +22,9 @@ from duodec.backends.llamacpp.target.chains import NUM_BATCH, LlamaChains
 from duodec.backends.llamacpp.target.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
-from duodec.backends.llamacpp.target.width_choice import WidthChoice, measure
-from duodec.backends.llamacpp.target.width_classes import agreeing
 from duodec.backends.placement import Placement
+from duodec.backends.widths.choice import WidthChoice, measure, measure_changing
+from duodec.backends.widths.classes import agreeing, num_cells
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
@@ -140,12 +140,23 @@ def test_one_width_is_kept_where_another_costs_a_graph() -> None:
     changing = {n: each + 4 for n, each in seconds.items()}
     assert WidthChoice(seconds, changing, [(1, 2, 4)]).widths == Widths.only(4)
     device = FakeDevice(seconds, random.Random(0), disturbed=0)
-    found = width_choice.measure_changing(device.run, (1, 2, 4), device)
+    found = measure_changing(device.run, (1, 2, 4), device)
     assert found == pytest.approx({n: 3 * each for n, each in seconds.items()})
 
 
+def classes_of(
+    model: LlamaModel, widths: tuple[int, ...], depths: tuple[int, ...], **options: Any
+) -> list[tuple[int, ...]]:
+    most = max(widths)
+    target = LlamaPadded(
+        model, widths=Widths(widths), num_context=num_cells(depths, most), num_threads=1
+    )
+    with closing(target):
+        return agreeing(target, widths, model.num_vocab, depths=depths, **options)
+
+
 def test_widths_that_agree_are_found_by_computing_them(model: LlamaModel) -> None:
-    assert agreeing(model, (1, 2, 5, 8), num_threads=1, depths=(100, 300)) == [(1, 2, 5, 8)]
+    assert classes_of(model, (1, 2, 5, 8), (100, 300)) == [(1, 2, 5, 8)]
 
 
 @pytest.mark.parametrize(
@@ -170,12 +181,12 @@ def test_a_width_whose_rows_move_is_in_no_class_with_others(
         return [row + np.float32(1e-3 * moves(begun.num_rows, place)) for row, place in found]
 
     monkeypatch.setattr(LlamaPadded, "_rows", moving)
-    assert agreeing(model, (1, 2, 3, 5, 8), num_threads=1, depths=(100,)) == wanted
+    assert classes_of(model, (1, 2, 3, 5, 8), (100,)) == wanted
 
 
 def test_a_slow_device_is_tried_at_fewer_depths(model: LlamaModel) -> None:
     looks = iter((0.0, 30.0))  # and no third one
-    found = agreeing(model, (1, 2), num_threads=1, depths=(100, 300), clock=lambda: next(looks))
+    found = classes_of(model, (1, 2), (100, 300), clock=lambda: next(looks))
     assert found == [(1, 2)]
 
 
@@ -261,9 +272,14 @@ def test_a_choice_is_kept_for_the_content_of_a_file(
 ) -> None:
     """Not for its name or its times: a copy has the same rows, another model has its own."""
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
-    costs = iter([({2: 1.0, 4: 1.0}, {}), ({2: 1.0, 4: 2.0}, {})])
-    monkeypatch.setattr(width_choice, "measured", lambda *_, **__: next(costs))
-    monkeypatch.setattr(width_choice, "agreeing", lambda *_, **__: [(2,), (4,)])
+    classes = [(2,), (4,)]
+    found = iter(
+        [
+            WidthChoice({2: 1.0, 4: 1.0}, {}, classes),
+            WidthChoice({2: 1.0, 4: 2.0}, {}, classes),
+        ]
+    )
+    monkeypatch.setattr(width_choice, "measured", lambda *_: next(found))
 
     def chosen(name: str, scale: float) -> int:
         path = write_dense(tmp_path / name, kind="Q8_0", num_vocab=512, scale=scale)

@@ -37,6 +37,7 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.rows import top
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.traits import Widths
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -103,7 +104,7 @@ def test_the_check_stays_within_a_short_context() -> None:
 @pytest.mark.parametrize("kind", ["llama", *WINDOWED])
 @pytest.mark.parametrize("length", [1, 80, 337, pytest.param(593, marks=pytest.mark.soak)])
 def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None:
-    target = target_of(kind, num_context=700, num_rows=8)
+    target = target_of(kind, num_context=700, widths=Widths.only(8))
     text, draft = random_text(length), random_tree(np.random.default_rng(length), 3, 4)
     (rows,) = logits(target, query_of(text, draft, num_prompt=max(1, length - 1)))
     assert np.abs(rows.numpy() - oracle_rows(kind, text, draft)).max() < 2e-4
@@ -124,7 +125,7 @@ def test_a_row_has_the_bits_of_plain_decoding(
 ) -> None:
     name = "duodec.backends.torch.forward.network.gains_by_fusing"
     monkeypatch.setattr(name, lambda device: not has_own_layers)
-    target = target_of(kind, num_context=700, num_rows=8)
+    target = target_of(kind, num_context=700, widths=Widths.only(8))
     text, draft = random_text(length), Draft.sequences([[1, 2, 3], [4, 5]])
     (rows,) = logits(target, query_of(text, draft, num_prompt=length))
     for path in ((0, 1, 2), (3, 4)):
@@ -137,13 +138,13 @@ def test_a_row_has_the_bits_of_plain_decoding(
 
 @pytest.mark.usefixtures("_rows_alone")
 def test_several_slots_have_the_bits_of_one() -> None:
-    target = target_of("llama", num_context=400, num_slots=2, num_rows=8)
+    target = target_of("llama", num_context=400, num_slots=2, widths=Widths.only(8))
     queries = [
         query_of(random_text(n, n), Draft.sequences([[1, 2], [3]]), num_prompt=n - 1, slot=slot)
         for slot, n in enumerate((40, 350))
     ]
     for query, rows in zip(queries, logits(target, *queries), strict=True):
-        (alone,) = logits(target_of("llama", num_context=400, num_rows=8), query)
+        (alone,) = logits(target_of("llama", num_context=400, widths=Widths.only(8)), query)
         assert torch.equal(rows, alone)
 
 
@@ -156,13 +157,13 @@ def test_kernels_that_cannot_be_used_cost_one_warning(monkeypatch: pytest.Monkey
     for outcome in (lambda *shape, **of: 0.3, lambda *shape, **of: 1 / 0):
         warnings: list[str] = []
         monkeypatch.setattr(kernels, "check", outcome)
-        found = layouts.exact_layouts(OnGpu(), 1, 512, 32, warnings.append)  # type: ignore[arg-type]
+        found = layouts.exact_layouts(OnGpu(), 1, 512, Widths.only(32), warnings.append)  # type: ignore[arg-type]
         assert isinstance(found, layouts.BlockLayouts)
         assert len(warnings) == 1
         assert warnings[0].startswith("Triton's attention is off")
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(kernels, "check", lambda *shape, **of: asked.append(of) or 0.0)
-    found = layouts.exact_layouts(OnGpu(), 1, 512, 32, warnings.append)  # type: ignore[arg-type]
+    found = layouts.exact_layouts(OnGpu(), 1, 512, Widths.only(32), warnings.append)  # type: ignore[arg-type]
     assert isinstance(found, layouts.SplitLayouts)
     wanted = {"num_rows": 32, "num_splits": 2, "scorings": OnGpu.scorings}
     assert asked == [wanted], "what is checked is what runs"
@@ -285,7 +286,7 @@ def test_rows_that_are_drawn_in_the_forward_pass_are_not_sorted_after_it(
     _draw_by(monkeypatch, FUSED)
     for name in ("top", "best"):
         monkeypatch.setattr(draws, name, lambda *_: pytest.fail("a pass over the rows"))
-    target = target_of("llama", num_rows=8)
+    target = target_of("llama", widths=Widths.only(8))
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         sampler = Sampler(params, num_prompt_tokens=5)
         text = np.array(random_text(5), dtype=np.int32)
@@ -303,7 +304,7 @@ def test_what_a_target_draws_in_its_forward_passes_is_numpys(
 ) -> None:
     """Prompts that end in a chunk, trees over several passes, all ways to draw."""
     _draw_by(monkeypatch, FUSED)
-    target = target_of("llama", num_rows=8, num_slots=num_slots)
+    target = target_of("llama", widths=Widths.only(8), num_slots=num_slots)
     rng = np.random.default_rng(num_slots)
     for number, params in enumerate(SAMPLINGS[num_slots - 1 :: 2]):
         queries = []

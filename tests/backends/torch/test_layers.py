@@ -27,6 +27,7 @@ from duodec.backends.torch.forward.fusing import gains_by_fusing
 from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
+from duodec.core.traits import Widths
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float32, torch.float16]
@@ -128,7 +129,7 @@ def test_layers_are_the_models_until_the_network_closes(kind: str) -> None:
     with torch.inference_mode():
         expected = model(torch.tensor([text], device=DEVICE)).logits[0, -1].cpu()
     network = Network(model, warnings.append)
-    target = TorchTarget(network, num_context=100, num_rows=8, num_chunk=32)
+    target = TorchTarget(network, num_context=100, widths=Widths.only(8), num_chunk=32)
     assert warnings == []
     assert num_fused(model) == 2
     (rows,) = logits(target, query_of(text, num_prompt=50))
@@ -153,7 +154,7 @@ def test_a_closed_network_keeps_no_weights() -> None:
 
 def test_branches_of_a_tree_are_the_models() -> None:
     target = TorchTarget(
-        Network(build("llama").to(DEVICE)), num_context=200, num_rows=8, num_chunk=32
+        Network(build("llama").to(DEVICE)), num_context=200, widths=Widths.only(8), num_chunk=32
     )
     text, draft = random_text(90), Draft.sequences([[1, 2, 3], [4, 5], [4, 6]])
     (rows,) = logits(target, query_of(text, draft, num_prompt=70))

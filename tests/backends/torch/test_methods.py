@@ -27,6 +27,7 @@ from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import Draw, Sampler, SamplingParams
+from duodec.core.traits import Widths
 from duodec.methods.registry import method
 from duodec.models import resolve
 
@@ -97,6 +98,7 @@ def decode(
     name: str,
     params: SamplingParams,
     num_tokens: int = NUM_TOKENS,
+    budget: int = 5,
 ) -> tuple[list[int], list[Round]]:
     session = Session(
         target=target,
@@ -105,7 +107,7 @@ def decode(
         drafter=InlineDrafter(BlurredModel(kind)),
         sampler=Sampler(params, 0, len(PROMPT), Thirds() if params.grammar else None),
         datastore=FakeDatastore([random_text(400, 2), *known_texts(kind)]),
-        costs=FixedBudget(5),
+        costs=FixedBudget(budget),
     )
     rounds = list(decode_rounds(method(name), session))
     return session.text[len(PROMPT) :].tolist(), rounds
@@ -153,6 +155,15 @@ def test_the_text_is_plain_decodings(name: str, sampling: str) -> None:
     if sampling == "greedy" and name in ("sps", "pearl", "duo", "stream"):
         assert sum(done.num_accepted for done in rounds) > 5
         assert any(done.num_accepted < done.num_scored for done in rounds)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "nucleus"])
+@pytest.mark.parametrize("name", KEYED)
+def test_the_text_is_plain_decodings_in_widths_that_agree(name: str, sampling: str) -> None:
+    """Plain decoding and short drafts take 8 rows, others 16; on the CPU the two agree."""
+    target = target_of("llama", widths=Widths((8, 16)))
+    found, _ = decode(target, "llama", name, SAMPLINGS[sampling], budget=12)
+    assert found == plain_text("llama", sampling)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "nucleus"])
@@ -228,7 +239,7 @@ def test_smollm2_says_what_transformers_says_by_every_method() -> None:
             tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=16,
             eos_token_id=None, pad_token_id=0,
         )[0, tokens.shape[1] :].tolist()  # fmt: skip
-    target = TorchTarget(Network(model), num_context=128, num_rows=8, num_chunk=16)
+    target = TorchTarget(Network(model), num_context=128, widths=Widths.only(8), num_chunk=16)
     prompt = tokens[0].tolist()
     draft = LlamaModel(resolve("smollm2-draft").path)
     for name in WITHOUT_HEADS:

@@ -43,6 +43,7 @@ from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates
 from duodec.core.sampling.sampler import Distribution
+from duodec.core.traits import Widths
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 
@@ -78,7 +79,11 @@ def test_half_precision_is_as_close_as_it_can_be(dtype: torch.dtype, is_exact: b
     with torch.inference_mode():
         own = model(torch.tensor([text])).logits[0, -1].float()
     target = TorchTarget(
-        Network(model), num_context=128, is_width_exact=is_exact, num_rows=8, num_chunk=32
+        Network(model),
+        num_context=128,
+        is_width_exact=is_exact,
+        widths=Widths.only(8),
+        num_chunk=32,
     )
     (rows,) = logits(target, query_of(text, draft, num_prompt=80))
     assert rows.dtype == torch.float32
@@ -294,7 +299,7 @@ def count_lines(target: TorchTarget, monkeypatch: pytest.MonkeyPatch) -> list[in
 
 
 def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = target_of("llama", num_rows=32)
+    target = target_of("llama", widths=Widths.only(32))
     counts = count_lines(target, monkeypatch)
     text = random_text(64)
     draft = Draft.sequences([[1, 2, 3], [4, 5], [6]])
@@ -312,7 +317,7 @@ def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slot_that_forgets_computes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = target_of("llama", num_rows=32)
+    target = target_of("llama", widths=Widths.only(32))
     counts = count_lines(target, monkeypatch)
     text = random_text(64)
     logits(target, query_of(text, num_prompt=64))

@@ -21,6 +21,7 @@ from duodec.backends.torch.heads.hydra import Hydra
 from duodec.backends.torch.heads.medusa import Medusa
 from duodec.backends.torch.heads.states import HeadModel
 from duodec.backends.torch.target import TorchTarget
+from duodec.backends.torch.width_choice import choice_for
 from duodec.core.traits import Widths
 from duodec.errors import ModelUnreadable, warn
 from duodec.machine.core_plan import CorePlan
@@ -101,6 +102,7 @@ def load(
                 num_slots=config.num_slots,
                 num_threads=plan.target_alone,
                 is_width_exact=not config.fast,
+                widths=widths,
                 heads=load_heads(heads, network) if heads else None,
                 on_warning=on_warning,
             )
@@ -116,7 +118,23 @@ def load(
     asked, trained = config.context, model.num_context_train
     num_context = checked_context(asked, trained) if asked else min(trained, DEFAULT_CONTEXT)
     free = None if is_on_cpu else lambda: sum(model.place.free_bytes)
-    num_rows = 0 if config.fast else Extent.on("cpu" if is_on_cpu else "cuda", 0).num_rows
+    widths, pass_s = chosen_widths(config, model, num_context)
+    if pass_s:
+        place += f", {widths} rows a forward pass"
     return LoadedTarget(
-        model, placement, num_context, start, place, free, widths=Widths.only(num_rows)
+        model, placement, num_context, start, place, free, widths=widths, pass_s=pass_s
     )
+
+
+def chosen_widths(
+    config: Options, model: TorchModel, num_context: int
+) -> tuple[Widths, Mapping[int, float]]:
+    """Rows that a forward pass of a text may have, and its seconds by its rows where they were
+    measured: on a GPU. On a CPU, where each row takes its time, passes have few; with ``fast`` as
+    many as are wanted. Raises ComputeFailed."""
+    if config.fast:
+        return Widths(), {}
+    if model.place.is_on_cpu:
+        return Widths.only(Extent.on("cpu", num_context).num_rows), {}
+    choice = choice_for(model, num_context)
+    return choice.widths, choice.seconds_of(choice.widths)

@@ -100,15 +100,15 @@ class TorchScores(Scores):
 class TorchTarget(Target):
     """A target over a loaded causal language model, on its device.
 
-    ``num_slots`` texts of ``num_context`` tokens are kept. A forward that continues a text has
-    ``num_rows`` rows when ``is_width_exact``, whatever is asked for (a wider tree takes several),
-    and gives a row the same bits in every tree. A prompt, whose end the query's sampler tells, is
-    read in parts of ``num_chunk`` tokens that begin at multiples of it, the last one padded to a
-    size that its length tells, so that how it was cut or known changes no bits either. Otherwise a
-    pass has as few rows as it can. ``on_chunk`` is called between two parts of a prompt, and may
-    raise to abandon it: what was read stays known. ``on_warning`` gets a line when passes are
-    slower than they should be. ``heads``, where there are some, propose tokens. Raises
-    ModelUnreadable for models that cannot be scored as trees, and BadOption.
+    ``num_slots`` texts of ``num_context`` tokens are kept. A forward that continues a text has one
+    of the ``widths`` when ``is_width_exact``, whatever is asked for (a wider tree takes several),
+    and gives a row the same bits in every tree, if the widths agree. A prompt, whose end the
+    query's sampler tells, is read in parts of ``num_chunk`` tokens that begin at multiples of it,
+    the last one padded to a size that its length tells, so that how it was cut or known changes no
+    bits either. Otherwise a pass has as few rows as it can. ``on_chunk`` is called between two
+    parts of a prompt, and may raise to abandon it: what was read stays known. ``on_warning`` gets a
+    line when passes are slower than they should be. ``heads``, where there are some, propose
+    tokens. Raises ModelUnreadable for models that cannot be scored as trees, and BadOption.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class TorchTarget(Target):
         num_slots: int = 1,
         num_threads: int | None = None,
         is_width_exact: bool = True,
-        num_rows: int | None = None,
+        widths: Widths | None = None,
         num_chunk: int | None = None,
         heads: HeadModel | None = None,
         on_warning: Callable[[str], None] = lambda line: None,
@@ -133,14 +133,14 @@ class TorchTarget(Target):
             network.check_rowwise()
         self._network = network
         extent = Extent.on(network.device.type, num_context, num_slots)
-        num_rows = num_rows or extent.num_rows
         num_chunk = num_chunk or extent.num_chunk
-        self._widths = (num_rows,) if is_width_exact else _WIDTHS
+        exact_widths = widths or Widths.only(extent.num_rows)
+        self.widths = exact_widths if is_width_exact else Widths(_WIDTHS)
         self._is_exact = is_width_exact
         self.num_slots, self._num_chunk = num_slots, num_chunk
         self._num_region = extent.num_region
         self._slots = Slots(num_slots, self._num_region)
-        max_rows = max(num_chunk, *self._widths)
+        max_rows = max(num_chunk, self.widths.most)
         self._queue = Queue(self._network.device)
         if self._queue.is_cuda:
             self._readings = Readings.few(num_chunk, num_chunk // _SMALLEST, self._num_region)
@@ -150,15 +150,15 @@ class TorchTarget(Target):
             )
         try:
             with self._queue.scope():
-                self._start(num_rows, max_rows, on_warning)
+                self._start(max_rows, on_warning)
         except BaseException:
             self.close()  # the model can serve another
             raise
 
-    def _start(self, num_rows: int, max_rows: int, on_warning: Callable[[str], None]) -> None:
+    def _start(self, max_rows: int, on_warning: Callable[[str], None]) -> None:
         """Set memory aside, and run what is to be ready."""
         self._layouts: Layouts = (
-            exact_layouts(self._network, self.num_slots, self._num_region, num_rows, on_warning)
+            exact_layouts(self._network, self.num_slots, self._num_region, self.widths, on_warning)
             if self._is_exact
             else WindowLayouts(self.num_slots, self._num_region)
         )
@@ -175,7 +175,7 @@ class TorchTarget(Target):
             self._cache,
             self._queue,
             max_rows=max_rows,
-            max_logits=self._widths[-1],
+            max_logits=self.widths.most,
             on_warning=on_warning,
             states=self._states,
             summarise=self._drawers.summarise,
@@ -202,7 +202,7 @@ class TorchTarget(Target):
         return TargetTraits(
             launches=self._queue.is_cuda,
             keeps_candidates=True,
-            widths=Widths(tuple(self._widths) if self._is_exact else ()),
+            widths=self.widths if self._is_exact else Widths(),
             reads_in_chunks=True,
             num_block=self._num_chunk if self._is_exact else 1,
             heads=self._heads.kind if self._heads else "",
@@ -352,7 +352,7 @@ class TorchTarget(Target):
         wanted = np.array(places, dtype=np.int64)
         is_row = np.flatnonzero(wanted >= 0)
         inputs.draw(is_row, rows.params.ways[wanted[is_row]])
-        step = self._widths[-1]
+        step = self.widths.most
         for begin in range(0, len(inputs), step):
             part = slice(begin, begin + step)
             self._score_part(inputs[part], wanted[part], rows)
@@ -361,7 +361,7 @@ class TorchTarget(Target):
             memo.tree = query.draft
 
     def _score_part(self, inputs: InputRows, wanted: np.ndarray[Any, Any], rows: _Rows) -> None:
-        num_rows = next(width for width in self._widths if width >= len(inputs))
+        num_rows = self.widths.padded(len(inputs))
         layout = self._layouts.of(inputs)
         can_repeat = len(inputs.bases) == 1 or layout in self._recurring
         logits, summaries = self._forwards.score(inputs, num_rows, layout, can_repeat=can_repeat)
@@ -379,7 +379,7 @@ class TorchTarget(Target):
         for num_rows, window in self._readings.for_one_text():
             self._forwards.read(inputs, num_rows, window)
         for layout in self._recurring:
-            for width in self._widths:
+            for width in self.widths.each:
                 self._forwards.score(inputs, width, layout, can_repeat=True)
         logits = torch.zeros((1, self._network.num_vocab), device=self._network.device)
         for params in _DRAWN_FIRST:

@@ -2,7 +2,8 @@
 
 tree            as many rows as a draft has, trees of up to 80 tokens
 chain           the same, but the first chain of a draft only
-torch           trees, in passes of 32 rows: a wider one takes several (torch:64: of 64)
+torch           trees, in passes of 8, 16 or 32 rows, as torch on a GPU chooses for the curve; a
+                wider tree takes several (torch:64: of 64; torch:8+16: of 8 or 16)
 llama.cpp       chains in passes of as many rows as llama.cpp on a device chooses for the curve
                 (llama.cpp:8: of 8; llama.cpp:1+2+4: of 1, 2 or 4, whose rows have equal bits)
 """
@@ -10,17 +11,19 @@ llama.cpp       chains in passes of as many rows as llama.cpp on a device choose
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.target.chains import chain_of
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH
-from duodec.backends.llamacpp.target.width_choice import WIDTHS, WidthChoice
+from duodec.backends.llamacpp.target.width_choice import WIDTHS
+from duodec.backends.widths.choice import CHAINS, TREES, WidthChoice
 from duodec.core.draft import Draft
 from duodec.core.traits import Widths
 from duodec.errors import BadOption
 
-TORCH_ROWS = 32  # of a pass on a GPU; `duodec.backends.torch.checkpoint.memory` says the same
+TORCH_WIDTHS = (8, 16, 32)  # `duodec.backends.torch.width_choice` says the same
 NAMES = ("tree", "chain", "torch", "llama.cpp")
 _FREE = ("tree", "chain")  # take no number of rows
 _SIXTEEN_BITS = re.compile(r"b?f16|fp16|16bit")  # in a curve's name
@@ -55,10 +58,10 @@ class Shape:
             return cls(name, has_branches=name == "tree")
         widths = Widths(tuple(sorted({int(number) for number in numbers})))
         if name == "torch":
-            return cls(text, widths or Widths.only(TORCH_ROWS), draws_on_device=True)
+            seconds = {n: curve.seconds(n) for n in TORCH_WIDTHS}
+            return cls(text, widths or _chosen(seconds, TREES), draws_on_device=True)
         seconds = {n: curve.seconds(n) + n * copy_s for n in WIDTHS}  # as a device measures them
-        own = widths or WidthChoice(seconds, seconds, [(n,) for n in WIDTHS]).widths
-        return cls(text, own, has_branches=False)
+        return cls(text, widths or _chosen(seconds, CHAINS), has_branches=False)
 
     @staticmethod
     def usual(curve: CostCurve) -> str:
@@ -96,6 +99,11 @@ class Shape:
         kind = "trees" if self.has_branches else "chains"
         rows = f"{self.widths} rows a pass" if self.widths else "as many rows as wanted"
         return f"{self.name}: {kind}, {rows}"
+
+
+def _chosen(seconds: Mapping[int, float], yields: Mapping[int, float]) -> Widths:
+    """As a device chooses them whose widths do not agree: which do, only a card can tell."""
+    return WidthChoice(seconds, seconds, [(n,) for n in seconds], yields).widths
 
 
 TREE = Shape("tree")

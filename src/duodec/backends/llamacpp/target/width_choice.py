@@ -1,184 +1,43 @@
-"""Choose the widths of a device's forward passes, by what they cost and which of them agree.
-
-T(n) is measured and widths are compared once for a model, a device, its driver and a build, and the
-choice is kept: measured anew it could turn out otherwise, and with it the last bits of every row.
-It stands where the profiles of pairs are kept.
-"""
+"""Choose the widths of llama.cpp's forward passes on a device, once for a model and a build."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import numpy as np
 
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.build.native import VERSION
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.padded import LlamaPadded
-from duodec.backends.llamacpp.target.width_classes import agreeing
-from duodec.core.protocols import Query
-from duodec.core.sampling.sampler import Tokens
+from duodec.backends.widths.choice import WidthChoice, content, keep, kept, key_of, measured
+from duodec.backends.widths.classes import DEPTHS, fitting, num_cells
 from duodec.core.traits import Widths
-from duodec.machine.files import profile_place
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)  # rows that a forward pass may have
-# tokens that a pass of so many rows gives with chains of `auto`: docs/measurements.md
-_TOKENS = {1: 1.0, 2: 1.48, 4: 1.86, 8: 2.08, 16: 2.16, 32: 2.18}
-_PLAIN = 0.25  # of all passes, that have no draft
-_ROUNDS, _WARM, _RUNS = 3, 2, 3
-_WARM_UP_S = 1.0  # before the first pass that counts: an idle device is slow
-_CONTEXT, _NUM_TEXT = 256, 64
-_SAMPLES, _SAMPLE_BYTES = 256, 4096
-_DRIVER = Path("/proc/driver/nvidia/version")
-
-
-def tokens(num_rows: int) -> float:
-    """That a pass of so many rows is expected to give; between widths that were measured, by the
-    logarithm of their rows."""
-    known = list(_TOKENS)
-    return float(np.interp(np.log2(num_rows), np.log2(known), list(_TOKENS.values())))
-
-
-def rate(seconds: Mapping[int, float], widths: Collection[int]) -> float:
-    """Tokens a second that are expected of passes with these widths: of the narrowest where nothing
-    is drafted, of the best one elsewhere."""
-    plain_s = _PLAIN * seconds[min(widths)]
-    return max(tokens(n) / (plain_s + (1 - _PLAIN) * seconds[n]) for n in widths)
-
-
-@dataclass(frozen=True)
-class WidthChoice:
-    """What was measured, and the widths that follow from it."""
-
-    seconds: Mapping[int, float]  # of a pass by its rows, after others of as many
-    changing: Mapping[int, float]  # after others of another number: a graph is built anew
-    classes: Sequence[tuple[int, ...]]  # of widths whose rows have equal bits
-
-    @property
-    def widths(self) -> Widths:
-        """Those that are expected to yield the most tokens a second: a class, or one width."""
-        rates = {own: rate(self.changing, own) for own in self.classes if len(own) > 1}
-        for own in self.classes:
-            rates.update({(n,): rate(self.seconds, (n,)) for n in own})
-        return Widths(max(rates, key=rates.__getitem__))
-
-    def seconds_of(self, widths: Widths) -> dict[int, float]:
-        """Seconds of a pass by its rows, where passes have these widths."""
-        seconds = self.changing if len(widths.each) > 1 else self.seconds
-        return {n: seconds[n] for n in widths.each}
-
-    @property
-    def fastest(self) -> int:
-        """The best one width, whatever its bits."""
-        return max(self.seconds, key=lambda n: rate(self.seconds, (n,)))
 
 
 def choice_for(model: LlamaModel, *, num_threads: int) -> WidthChoice:
-    """The choice that was made for this model on this device, or one made now."""
-    if kept := kept_choice(model):
-        return kept
-    path = _place(model)
-    seconds, changing = measured(model, num_threads=num_threads)
-    classes = agreeing(model, sorted(seconds), num_threads=num_threads)
-    found = WidthChoice(seconds, changing, classes)
-    with contextlib.suppress(OSError):  # it is measured again next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(found)), encoding="utf-8")
-    return found
+    """The choice that was made for this model on this device, or one made now. Raises
+    ComputeFailed."""
+    if found := kept_choice(model):
+        return found
+    most = max(WIDTHS)
+    depths = fitting(DEPTHS, model.num_context_train, most)
+    target = LlamaPadded(
+        model,
+        widths=Widths(WIDTHS),
+        num_context=num_cells(depths, most),
+        num_threads=num_threads,
+    )
+    with closing(target):
+        choice = measured(target, WIDTHS, model.num_vocab, depths)
+    keep(_key(model), choice)
+    return choice
 
 
 def kept_choice(model: LlamaModel) -> WidthChoice | None:
     """The choice that was made for this model on this device, if there is one that holds."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads(_place(model).read_text(encoding="utf-8"))
-        both = (record["seconds"], record["changing"])
-        seconds, changing = ({int(n): float(s) for n, s in one.items()} for one in both)
-        kept = WidthChoice(seconds, changing, [tuple(map(int, own)) for own in record["classes"]])
-        return kept if kept.widths else None
-    return None
-
-
-def measured(model: LlamaModel, *, num_threads: int) -> tuple[dict[int, float], dict[int, float]]:
-    """Seconds of a forward pass by its rows, after others of as many and of another number."""
-    text: Tokens = np.zeros(_NUM_TEXT, dtype=np.int32)
-    target = LlamaPadded(
-        model, widths=Widths(WIDTHS), num_context=_CONTEXT, num_threads=num_threads
-    )
-
-    def run(num_rows: int) -> None:
-        target.widths = Widths.only(num_rows)
-        target.score([Query(0, text)])
-
-    with closing(target):
-        seconds = measure(run)
-        return seconds, measure_changing(run, list(seconds))
-
-
-def measure(
-    run: Callable[[int], None],
-    widths: Sequence[int] = WIDTHS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, float]:
-    """Seconds of ``run`` by its number of rows: the least of several that follow each other, and of
-    several rounds over all numbers, since a device changes its pace and others use it too. Numbers
-    that cannot win any more are left out."""
-    found: dict[int, float] = {}
-    begin_s = clock()
-    while clock() < begin_s + _WARM_UP_S:
-        run(widths[0])
-    for _ in range(_ROUNDS):
-        for num_rows in widths:
-            least = min(_timed(run, num_rows, clock) for _ in range(_WARM + _RUNS))
-            found[num_rows] = min(least, found.get(num_rows, least))
-            best = max(tokens(n) / found[n] for n in found)
-            if tokens(max(widths)) / found[num_rows] < best / 2:
-                break
-    return found
-
-
-def measure_changing(
-    run: Callable[[int], None],
-    widths: Sequence[int],
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, float]:
-    """Seconds of ``run`` by its number of rows, each after another number: the least of several."""
-    rounds = [{n: _timed(run, n, clock) for n in widths} for _ in range(_ROUNDS)]
-    return {n: min(one[n] for one in rounds) for n in widths}
-
-
-def _timed(run: Callable[[int], None], num_rows: int, clock: Callable[[], float]) -> float:
-    begin_s = clock()
-    run(num_rows)
-    return clock() - begin_s
-
-
-def _place(model: LlamaModel) -> Path:
-    return profile_place(f"widths-{_key(model)}")
+    return kept(_key(model))
 
 
 def _key(model: LlamaModel) -> str:
-    """Names what the model's file says, where its layers lie, the devices, their driver and the
-    build. No time of any file counts: a copy, or the same build installed again, has the same
-    widths."""
-    driver = _DRIVER.read_text(errors="replace") if _DRIVER.is_file() else ""
-    built = VERSION, library.kernels(model.lib), driver
-    parts = [_content(model.path), model.placed_as, built]
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
-
-
-def _content(path: Path) -> str:
-    """Names a file's content by its size and by parts from all over it."""
-    num_bytes = path.stat().st_size
-    digest = hashlib.sha256(str(num_bytes).encode())
-    with path.open("rb") as file:
-        for place in np.linspace(0, max(0, num_bytes - _SAMPLE_BYTES), _SAMPLES).astype(int):
-            file.seek(int(place))
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
+    return key_of(content(model.path), model.placed_as, (VERSION, library.kernels(model.lib)))

@@ -1,0 +1,47 @@
+"""Choose the widths of torch's forward passes on a GPU, once for a model, a card and a version."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from duodec.backends.torch.checkpoint.model import TorchModel
+from duodec.backends.torch.forward.network import Network
+from duodec.backends.torch.library import torch, transformers
+from duodec.backends.torch.target import TorchTarget
+from duodec.backends.widths.choice import TREES, WidthChoice, content, keep, kept, key_of, measured
+from duodec.backends.widths.classes import DEPTHS, fitting, num_cells
+from duodec.core.traits import Widths
+
+WIDTHS = (8, 16, 32)  # fewer rows take as long on a GPU, and give trees no room
+
+
+def choice_for(model: TorchModel, num_context: int) -> WidthChoice:
+    """The choice that was made for this model on its devices, or one made now, within the memory
+    of a text of ``num_context`` tokens. Raises ComputeFailed."""
+    most = max(WIDTHS)
+    depths = fitting(DEPTHS, num_context, most)
+    key = key_of(_content(model.path), model.place.words, model.place.dtype_name, depths, _built())
+    if found := kept(key, TREES):
+        return found
+    target = TorchTarget(
+        Network(model.causal_lm), num_context=num_cells(depths, most), widths=Widths(WIDTHS)
+    )
+    with closing(target):
+        choice = measured(target, WIDTHS, model.num_vocab, depths, TREES)
+    keep(key, choice)
+    return choice
+
+
+def _content(path: Path) -> list[str]:
+    """Names the content of a GGUF file, or of a folder's files."""
+    if path.is_file():
+        return [content(path)]
+    files = (*path.glob("config.json"), *path.glob("*.safetensors"))
+    return [content(file) for file in sorted(files)]
+
+
+def _built() -> tuple[object, ...]:
+    """The versions whose kernels may differ."""
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return torch.__version__, torch.version.cuda, cudnn, transformers.__version__
