@@ -1,10 +1,10 @@
-"""Measure everything that needs a GPU, in one call of less than ten minutes and without a network.
+"""Measure everything that needs a GPU, in one call of eight minutes and without a network.
 
-    python -m benchmarks gpu --pack FOLDER     # here: all that travels, as FOLDER.tar.xz, too
-    PYTHONPATH=FOLDER python -m benchmarks gpu --output RESULTS     # there
+    python -m benchmarks gpu --pack FOLDER     # here: what travels beside the tree, in one folder
+    python FOLDER --output RESULTS             # there, in the tree
 
-There: Python, torch for CUDA with transformers and Triton, nothing else. Sections run one after
-another, the most important first, each in a process of its own and within its budget
+There: this tree, the folder, and Python with torch for CUDA, transformers and Triton. Sections run
+one after another, the most important first, each in a process of its own and within its budget
 (`gpu_sections.py`): what fails, breaks or hangs costs itself only. After each of them gpu.json
 holds the results, or the error, and curves.json the T(n) for `duodec bench --simulate-ms`. Another
 call can run what one had no time for: --only "torch,steps".
@@ -32,17 +32,16 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.gpu.gpu_sections import CURVES, WARNINGS, Note, Report, attempt
-from benchmarks.made_models import Shape, shape_named, write_gguf
+from benchmarks.made_models import SHAPES, Shape, shape_named, write_gguf
 from duodec.bench.card import environment
 from duodec.errors import BackendUnavailable, BadOption
 
-TEXTS = Path(__file__).with_name("texts.json")  # where --pack puts it
+TEXTS = Path(__file__).with_name("texts.json")  # without a folder, which brings its own
 _CONTEXT = 4608
 _NUM_THREADS = 1  # of targets: a GPU needs one, which launches its work
 _FEW = 24  # tokens of a completion where there is no GPU
+_SPOKEN_LAYERS = 8  # of a model that decodes freely, in the vocabulary of the draft model
 _NEEDED = ("torch", "transformers", "triton", "llama_cpp", "psutil", "scipy", "llguidance")
-# seconds that a section may take on a recent GPU, loading included
-_SHORT_S, _FORWARDS_S, _METHODS_S, _STEPS_S, _GENERATE_S = 40, 110, 130, 60, 90
 
 
 def main(
@@ -54,15 +53,14 @@ def main(
     ] = None,
     llama_cpp: Annotated[
         Path | None,
-        typer.Option(help="For --pack: a wheel of llama-cpp-python for CUDA, or its folder."),
+        typer.Option(help="For --pack: a wheel of llama-cpp-python for CUDA; else without it."),
     ] = None,
-    python: Annotated[str, typer.Option(help="For --pack: Python's version there.")] = "3.12",
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     shape: Annotated[str, typer.Option(help="A model's sizes; on a CPU tiny.")] = "llama-3-8b",
     methods: Annotated[str, typer.Option(help="Comma-separated, plain decoding first.")] = (
-        "ar,duo,auto"
+        "ar,lookup,auto"
     ),
-    minutes: Annotated[float, typer.Option(help="Limit of the whole call.")] = 9.3,
+    minutes: Annotated[float, typer.Option(help="Limit of the whole call.")] = 8.0,
     only: Annotated[
         str, typer.Option(help="Sections with one of these words, comma-separated.")
     ] = "",
@@ -75,7 +73,7 @@ def main(
     if pack is not None:
         from benchmarks.gpu.packing import pack_into
 
-        pack_into(pack, llama_cpp, python)
+        pack_into(pack, llama_cpp)
         return
     if output is None:
         raise typer.BadParameter("give --output FOLDER, or --pack FOLDER")
@@ -118,7 +116,7 @@ class Bench:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        return (100, 1000, 4000) if self.card else (100, 300)
+        return (100, 4000) if self.card else (100, 300)
 
     def turns(self) -> list[Any]:
         """What was recorded. Raises OSError."""
@@ -138,6 +136,16 @@ class Bench:
         path = self.scratch / f"{self.shape_name}-{mix}.gguf"
         return path if path.exists() else write_gguf(path, self.shape, mix)
 
+    def spoken(self, mix: str) -> Path:
+        """The same with few layers and the draft model's vocabulary: it can decode freely."""
+        path = self.scratch / f"{self.shape_name}-spoken-{mix}.gguf"
+        shape = replace(
+            self.shape,
+            num_layers=min(_SPOKEN_LAYERS, self.shape.num_layers),
+            num_vocab=SHAPES["tiny"].num_vocab,
+        )
+        return path if path.exists() else write_gguf(path, shape, mix)
+
     def forget_models(self) -> None:
         """Free the disk."""
         for path in self.scratch.glob(f"{self.shape_name}*"):
@@ -145,20 +153,22 @@ class Bench:
 
 
 def _run(report: Report, bench: Bench, methods: list[str]) -> None:
-    section = report.section
-    section("environment", lambda _: _environment(bench), _SHORT_S)
-    section("bandwidth", lambda _: _bandwidth(bench), _SHORT_S)
-    section("llama.cpp Q4_K_M: T(n), bits", partial(_llama, bench, "Q4_K_M"), _FORWARDS_S)
-    section("llama.cpp Q4_K_M: methods", partial(_llama_methods, bench, methods), _METHODS_S)
-    bench.forget_models()
-    section("torch BF16: T(n), bits", partial(_torch, bench), _FORWARDS_S)
-    section("torch BF16: methods", partial(_torch_methods, bench, methods), _METHODS_S)
-    section("torch BF16: transformers' generate", partial(_generate, bench), _GENERATE_S)
-    for mix in ("Q8_0", "BF16"):
+    """All sections. The last ones are for another call: eight minutes do not reach them."""
+    section, mix = report.section, "Q4_K_M"
+    section("environment", lambda _: _environment(bench), 30)
+    section("bandwidths", lambda _: _bandwidth(bench), 30)
+    section("draft steps", partial(_steps, bench), 60)
+    section(f"llama.cpp {mix}: widths and exactness", partial(_exactness, bench, mix), 80)
+    section(f"llama.cpp {mix}: T(n)", partial(_llama, bench, mix), 60)
+    section(f"llama.cpp {mix}: methods", partial(_llama_methods, bench, methods), 100)
+    section("torch BF16: widths, T(n), rows", partial(_torch, bench), 90)
+    section("torch BF16: methods", partial(_torch_methods, bench, methods), 70)
+    section(f"llama.cpp {mix}: two slots", partial(_slots, bench, mix), 40)
+    section("torch BF16: transformers' generate", partial(_generate, bench), 90)
+    section(f"llama.cpp {mix}: bits without padding", partial(_bits, bench, mix), 40)
+    for other in ("Q8_0", "BF16"):
         bench.forget_models()
-        section(f"llama.cpp {mix}: T(n), bits", partial(_llama, bench, mix), _FORWARDS_S)
-    bench.forget_models()
-    section("draft steps", partial(_steps, bench), _STEPS_S)
+        section(f"llama.cpp {other}: T(n)", partial(_llama, bench, other), 60)
 
 
 # --- sections; each imports what it needs, so that what is missing costs itself only
@@ -189,26 +199,22 @@ def _bandwidth(bench: Bench) -> dict[str, float]:
     return bandwidth(bench.device, 2 << (30 if bench.card else 22))
 
 
-def _points(
-    bench: Bench, passes: Any, what: str, num_bytes: int, note: Note, *, has_bits: bool = True
-) -> None:
-    """T(n), the bandwidth that a single row reaches, and bits, by depth."""
-    from benchmarks.gpu.gpu_forwards import curve, moved_bits, times
+def _points(bench: Bench, passes: Any, what: str, num_bytes: int, note: Note) -> None:
+    """T(n), and the bandwidth that a single row reaches, by depth."""
+    from benchmarks.gpu.gpu_forwards import curve, times
 
-    found, num_vocab = {}, bench.shape.num_vocab
+    found = {}
     source = f"python -m benchmarks gpu on {bench.card or 'a CPU'}, random weights"
     for depth in bench.depths:
-        points = times(passes, num_vocab, depth)
+        points = times(passes, bench.shape.num_vocab, depth)
         note(f"{what}: T(n) after {depth}", points)
         note(f"{what}: weights' bytes a second after {depth}", num_bytes / points[0]["min_s"])
         found[bench.curve_name(what, depth)] = curve(points, source)
         note(f"{CURVES} {what}", found)
-        if has_bits:
-            note(f"{what}: bits after {depth}", moved_bits(passes, num_vocab, depth))
 
 
-def _llama(bench: Bench, mix: str, note: Note) -> None:
-    from benchmarks.gpu.gpu_forwards import LlamaPasses
+def _llama_model(bench: Bench, path: Path) -> Any:
+    """Raises BackendUnavailable where there is a card and no library for it."""
     from duodec.backends.llamacpp import devices, library
     from duodec.backends.llamacpp.model import LlamaModel
 
@@ -216,27 +222,53 @@ def _llama(bench: Bench, mix: str, note: Note) -> None:
         raise BackendUnavailable(
             "this llama.cpp was built without a GPU; pack another: --pack FOLDER --llama-cpp WHEEL"
         )
-    with closing(LlamaModel(bench.gguf(mix), num_gpu_layers=-1 if bench.card else 0)) as model:
+    return LlamaModel(path, num_gpu_layers=-1 if bench.card else 0)
+
+
+def _exactness(bench: Bench, mix: str, note: Note) -> None:
+    from benchmarks.gpu.gpu_llama import exactness
+
+    with closing(_llama_model(bench, bench.spoken(mix))) as model:
+        exactness(model, _CONTEXT if bench.card else 600, bench.turns()[0], note)
+
+
+def _llama(bench: Bench, mix: str, note: Note) -> None:
+    from benchmarks.gpu.gpu_forwards import LlamaPasses
+
+    with closing(_llama_model(bench, bench.gguf(mix))) as model:
         read = model.num_bytes * (1 - bench.shape.num_vocab * bench.shape.width / model.num_params)
         with closing(LlamaPasses(model, _CONTEXT, _NUM_THREADS)) as passes:
             _points(bench, passes, mix.lower(), int(read), note)
 
 
-def _llama_methods(bench: Bench, methods: list[str], note: Note) -> None:
-    from benchmarks.gpu.gpu_methods import core_plan, run_methods
-    from duodec.backends.llamacpp.load import load
-    from duodec.loading.config import EngineConfig
+def _bits(bench: Bench, mix: str, note: Note) -> None:
+    from benchmarks.gpu.gpu_forwards import LlamaPasses, moved_bits
 
-    turns, path = bench.turns(), bench.gguf("Q4_K_M")
-    config = EngineConfig(
-        target=str(path), draft=None, context=_CONTEXT, device="auto" if bench.card else "cpu"
-    )
-    loaded = load(path, config, WARNINGS.append)
-    note("place", loaded.place)
-    with closing(loaded.model):
-        plan = core_plan()
-        with closing(loaded.start(_CONTEXT, plan)) as target:
-            run_methods(target, _CONTEXT, turns, methods, plan, note)
+    with (
+        closing(_llama_model(bench, bench.gguf(mix))) as model,
+        closing(LlamaPasses(model, _CONTEXT, _NUM_THREADS)) as passes,
+    ):
+        for depth in bench.depths:
+            note(f"after {depth}", moved_bits(passes, bench.shape.num_vocab, depth))
+
+
+def _slots(bench: Bench, mix: str, note: Note) -> None:
+    from benchmarks.gpu.gpu_llama import two_slots
+
+    with closing(_llama_model(bench, bench.gguf(mix))) as model:
+        two_slots(model, note)
+
+
+def _llama_methods(bench: Bench, methods: list[str], note: Note) -> None:
+    from benchmarks.gpu.gpu_llama import entrants
+    from benchmarks.gpu.gpu_methods import run_entrants
+
+    turns = bench.turns()
+    with (
+        closing(_llama_model(bench, bench.gguf("Q4_K_M"))) as model,
+        entrants(model, _CONTEXT, methods, note) as (vocabulary, found),
+    ):
+        run_entrants(found, vocabulary, _CONTEXT, turns, note)
 
 
 def _torch_model(bench: Bench) -> tuple[Any, int]:
@@ -283,22 +315,39 @@ def _torch(bench: Bench, note: Note) -> None:
 
     note("noise is NumPy's", same_noise(bench.device))
     model, num_bytes = _torch_model(bench)
-    with closing(_torch_target(model)) as target:
+    widths = _torch_widths(bench, model, note)
+    with closing(_torch_target(model, widths=widths)) as target:
         passes, num_trees = TargetPasses(target), 12 if bench.card else 2
         note("rows of trees", exact_rows(passes, bench.shape.num_vocab, num_trees))
-        _points(bench, passes, "torch-bf16", num_bytes, note)
     with closing(_torch_target(model, is_width_exact=False)) as target:
-        passes = TargetPasses(target)
-        _points(bench, passes, "torch-bf16-fast", num_bytes, note, has_bits=False)
+        _points(bench, TargetPasses(target), "torch-bf16-fast", num_bytes, note)
+
+
+def _torch_widths(bench: Bench, model: Any, note: Note) -> Any:
+    """The widths of passes that a target would choose here; what was measured is noted."""
+    from benchmarks.gpu.gpu_llama import note_choice
+    from duodec.backends.torch.width_choice import WIDTHS
+    from duodec.backends.widths.choice import TREES, measured
+    from duodec.core.traits import Widths
+
+    with closing(_torch_target(model, widths=Widths(WIDTHS))) as target:
+        choice = measured(target, WIDTHS, bench.shape.num_vocab, bench.depths, TREES)
+    note_choice(choice, note)
+    return choice.widths
 
 
 def _torch_methods(bench: Bench, methods: list[str], note: Note) -> None:
-    from benchmarks.gpu.gpu_methods import core_plan, run_methods
+    from benchmarks.gpu.gpu_methods import Entrant, core_plan, drafting, run_entrants
 
     turns, plan = bench.turns(), core_plan()
     model, _ = _torch_model(bench)
-    with closing(_torch_target(model)) as target:
-        run_methods(target, _CONTEXT, turns, methods, plan, note)
+    widths = _torch_widths(bench, model, note)
+    with (
+        drafting(_CONTEXT, plan) as (vocabulary, drafter),
+        closing(_torch_target(model, widths=widths)) as target,
+    ):
+        found = [Entrant(name, name, target, drafter) for name in methods]
+        run_entrants(found, vocabulary, _CONTEXT, turns, note)
 
 
 def _generate(bench: Bench, note: Note) -> None:
@@ -315,4 +364,4 @@ def _generate(bench: Bench, note: Note) -> None:
 def _steps(bench: Bench, note: Note) -> None:
     from benchmarks.gpu.gpu_methods import draft_steps
 
-    draft_steps(bench.turns()[0], note)
+    draft_steps(bench.turns()[0], note, is_on_card=bool(bench.card))

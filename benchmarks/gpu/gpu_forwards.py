@@ -19,9 +19,12 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery, Scores, Target
 from duodec.core.sampling.sampler import Sampler, Tokens
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 _WIDTHS = (2, 4, 8, 16, 32)  # of passes whose bits are compared
 _RUNS, _WARM_UPS, _POINT_S = 15, 3, 1.0  # for one point, at most
+_ROUNDS, _FIRST, _LATER = 3, 2, 5  # passes of a width in a round: a graph is used from the third on
+_RAMP_S = 1.0  # an idle card is slow
+_CURVE_S = 12.0  # after which no further round begins
 _COPIED_BYTES = 2 << 30
 
 Logits = NDArray[np.float32]
@@ -102,16 +105,40 @@ def timed_s(work: Callable[[], object], runs: int = _RUNS) -> list[float]:
 def times(
     passes: Passes, num_vocab: int, depth: int, rows: Sequence[int] = ROWS
 ) -> list[dict[str, float]]:
-    """T(n) after so many tokens. Each width is run warm, again and again, as a target of one width
-    runs it: graphs of a device are used from the third pass on."""
+    """T(n) after so many tokens, in rounds over all widths, since a card changes its pace: of
+    passes that follow others of their width, and of those that follow others (``changing_s``)."""
     text = words(depth + max(rows), num_vocab)
     passes.run(text[:depth], depth, ())  # reads the text
-    found = []
-    for num_rows in rows:
-        chain = text[depth : depth + num_rows - 1].tolist()
-        seconds = timed_s(partial(passes.run, text[:depth], depth, chain))
-        found.append({"rows": num_rows, "min_s": min(seconds), "median_s": median(seconds)})
-    return found
+    end_s = perf_counter() + _RAMP_S
+    while perf_counter() < end_s:
+        passes.run(text[:depth], depth, ())
+    steady: dict[int, list[float]] = {n: [] for n in rows}
+    changing: dict[int, list[float]] = {n: [] for n in rows}
+    end_s = perf_counter() + _CURVE_S
+    for number in range(_ROUNDS):
+        if number and perf_counter() > end_s:
+            break
+        for num_rows in rows:
+            chain = text[depth : depth + num_rows - 1].tolist()
+            work = partial(passes.run, text[:depth], depth, chain)
+            seconds = [_once_s(work) for _ in range(_FIRST + _LATER)]
+            changing[num_rows].append(seconds[0])
+            steady[num_rows] += seconds[_FIRST:]
+    return [
+        {
+            "rows": n,
+            "min_s": min(steady[n]),
+            "median_s": median(steady[n]),
+            "changing_s": min(changing[n]),
+        }
+        for n in rows
+    ]
+
+
+def _once_s(work: Callable[[], object]) -> float:
+    begin_s = perf_counter()
+    work()
+    return perf_counter() - begin_s
 
 
 def curve(points: Sequence[dict[str, float]], source: str) -> dict[str, Any]:
@@ -153,11 +180,15 @@ def _off(found: Logits, expected: Logits) -> float:
 
 
 def bandwidth(device: str, num_bytes: int = _COPIED_BYTES) -> dict[str, float]:
-    """Bytes a second that a copy moves (read and written), and that a sum reads."""
+    """Bytes a second that a copy moves (read and written), that a sum reads, and that cross to the
+    device and back, after a second of work that warms it up."""
     import torch
 
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
+    num_crossing = num_bytes // 8
+    on_host = torch.ones(num_crossing // 4, dtype=torch.float32, pin_memory=device != "cpu")
+    crossing = source[: num_crossing // 4]
 
     def waited(work: Callable[[], object]) -> float:
         def run() -> None:
@@ -167,8 +198,15 @@ def bandwidth(device: str, num_bytes: int = _COPIED_BYTES) -> dict[str, float]:
 
         return median(timed_s(run))
 
-    copy_s, read_s = waited(lambda: target.copy_(source)), waited(source.sum)
-    return {"copy_bytes_s": 2 * num_bytes / copy_s, "read_bytes_s": num_bytes / read_s}
+    end_s = perf_counter() + _RAMP_S
+    while perf_counter() < end_s:
+        waited(lambda: target.copy_(source))
+    return {
+        "copy_bytes_s": 2 * num_bytes / waited(lambda: target.copy_(source)),
+        "read_bytes_s": num_bytes / waited(source.sum),
+        "to_device_bytes_s": num_crossing / waited(lambda: crossing.copy_(on_host)),
+        "to_host_bytes_s": num_crossing / waited(lambda: on_host.copy_(crossing)),
+    }
 
 
 # --- of torch

@@ -8,25 +8,27 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.gpu.enforced import EnforcedTarget
 from benchmarks.gpu.gpu_sections import Note
+from duodec.backends.drafter.in_turns import DrafterInTurns
 from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.loaded import RunningTarget
 from duodec.bench.beds.base import answered, forget, on_cores
 from duodec.bench.recording import Turn, record
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.core.protocols import Candidates
+from duodec.core.protocols import Candidates, Drafter, Target, Tokenizer
 from duodec.core.round import Stats
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
-from duodec.loading.drafter import open_drafter
+from duodec.loading.drafter import on_device, open_drafter
+from duodec.loading.placing import Steps
 from duodec.loading.profile import LEAVES, step_s
 from duodec.loading.resolve import resolve_pair
 from duodec.machine.core_plan import CorePlan
@@ -79,32 +81,68 @@ def core_plan(num_draft_threads: int | None = None) -> CorePlan:
     )
 
 
-def run_methods(
-    target: RunningTarget,
+@dataclass(frozen=True)
+class Entrant:
+    """A method on a target, with what drafts for it."""
+
+    label: str
+    method: str
+    target: Target
+    drafter: Drafter | None
+
+
+def run_entrants(
+    entrants: Sequence[Entrant],
+    vocabulary: Tokenizer,
     num_context: int,
     turns: Sequence[Turn],
-    names: Sequence[str],
-    plan: CorePlan,
     note: Note,
 ) -> None:
-    """Methods take turns at each text, which is cold; each learns from text to text."""
-    methods = {name: method_named(name) for name in names}
-    costs = {name: Costs() for name in names}
-    stats: dict[str, list[Stats]] = {name: [] for name in names}
-    before = _used_mib()
-    with drafting(num_context, plan) as (vocabulary, drafter):
-        if before is not None:
-            note("GPU memory that the drafter takes, MiB", (_used_mib() or before) - before)
-        for number, turn in enumerate(turns):
-            enforced = EnforcedTarget(target, turn.tokens, turn.candidates_by_position)
-            for name in (*names[number % len(names) :], *names[: number % len(names)]):
-                engine = LLM(enforced, vocabulary, num_context, drafter, costs=costs[name])
-                forget(target, drafter)
-                with on_cores(plan.launch_cores):
-                    done = answered(engine, SamplingParams(), methods[name], turn, len(turn.answer))
-                assert done.tokens == turn.answer, f"{name} did not say the recorded text"
-                stats[name].append(done.stats)
-            note("methods", {name: _figures(stats[name], stats[names[0]]) for name in names})
+    """Entrants take turns at each text, which is cold; each learns from text to text. The first one
+    is plain decoding, which the others are compared with."""
+    plan = core_plan()
+    costs = {one.label: Costs() for one in entrants}
+    stats: dict[str, list[Stats]] = {one.label: [] for one in entrants}
+    plain = stats[entrants[0].label]
+    for number, turn in enumerate(turns):
+        first = number % len(entrants)
+        for one in (*entrants[first:], *entrants[:first]):
+            enforced = EnforcedTarget(one.target, turn.tokens, turn.candidates_by_position)
+            engine = LLM(enforced, vocabulary, num_context, one.drafter, costs=costs[one.label])
+            forget(one.target, one.drafter)
+            method = method_named(one.method)
+            with on_cores(plan.launch_cores):
+                done = answered(engine, SamplingParams(), method, turn, len(turn.answer))
+            assert done.tokens == turn.answer, f"{one.label} did not say the recorded text"
+            stats[one.label].append(done.stats)
+        note("methods", {label: _figures(own, plain) for label, own in stats.items()})
+
+
+def same_texts(
+    target: Target,
+    vocabulary: Tokenizer,
+    drafter: Drafter | None,
+    num_context: int,
+    turn: Turn,
+    names: Sequence[str],
+    temperature: float,
+) -> dict[str, Any]:
+    """Whether methods that decode freely have plain decoding's text, and how much was drafted."""
+    params = SamplingParams(temperature=temperature, seed=1)
+    found: dict[str, Any] = {}
+    plain: tuple[int, ...] = ()
+    for name in ("ar", *names):
+        forget(target, drafter)
+        engine = LLM(target, vocabulary, num_context, drafter, costs=Costs())
+        done = answered(engine, params, method_named(name), turn, len(turn.answer))
+        plain = plain or done.tokens
+        found[name] = {
+            "equal": done.tokens == plain,
+            "tokens": len(done.tokens),
+            "drafted": sum(each.num_scored for each in done.stats.rounds),
+            "accepted": sum(each.num_accepted for each in done.stats.rounds),
+        }
+    return found
 
 
 def _used_mib() -> int | None:
@@ -139,11 +177,33 @@ def _figures(stats: Sequence[Stats], plain: Sequence[Stats]) -> dict[str, Any]:
     }
 
 
-def draft_steps(turn: Turn, note: Note) -> None:
-    """d(k) of the drafter in its process, by threads."""
+def draft_steps(turn: Turn, note: Note, *, is_on_card: bool) -> None:
+    """d(k) of the drafter in its process, by threads; and of the draft model on the card."""
     num_cores = max(1, len(available_cores()) - 1)
-    for num_threads in [n for n in (1, 2, 4, 8, 15) if n <= num_cores]:
+    for num_threads in [n for n in (1, 2, 4, 8) if n <= num_cores]:
         plan = core_plan(num_threads)
+        before = _used_mib()
         with drafting(2048, plan) as (_, drafter):
             steps = {str(leaves): step_s(drafter, turn.tokens, leaves) for leaves in LEAVES}
+            if before is not None:
+                steps["MiB of the card that its process takes"] = (_used_mib() or before) - before
         note(f"{num_threads} threads", steps)
+    with drafting_on_card(2048, is_on_card=is_on_card) as (_, on_card):
+        steps_there = Steps.of(on_card)
+    where = "on the card" if is_on_card else "in turns on the CPU: no GPU is seen"
+    note(where, asdict(steps_there) if steps_there else {"error": "it did not draft"})
+
+
+@contextmanager
+def drafting_on_card(
+    num_context: int, *, is_on_card: bool
+) -> Iterator[tuple[LlamaModel, DrafterInTurns]]:
+    """The same with the draft model in this process, on the card if there is one."""
+    pair = resolve_pair(EngineConfig(target=DRAFT, draft=DRAFT, offline=True))
+    with ExitStack() as stack:
+        assert pair.draft is not None
+        vocabulary = LlamaModel(pair.draft.path, vocabulary_only=True, num_gpu_layers=0)
+        stack.callback(vocabulary.close)
+        on = devices.every(library.load()) if is_on_card else ()
+        drafter = on_device(pair, vocabulary, num_context, core_plan(), tuple(on[:1]))
+        yield vocabulary, stack.enter_context(drafter)

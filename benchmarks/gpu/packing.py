@@ -1,110 +1,113 @@
-"""Collect in one folder what `benchmarks gpu` needs where there is only torch, and no network.
+"""Collect in one folder what `benchmarks gpu` needs beside this tree where there is only torch, and
+no network.
 
-The folder is a place to import from: PYTHONPATH=FOLDER. Nothing is installed there. It travels as
-an archive, FOLDER.tar.xz, in which a library for CUDA takes half of its bytes.
+The tree brings duodec, its draft model and the benchmarks. The folder is a program, `start.py`,
+with an archive: llama.cpp, its CPU backend in two variants of which one is taken there, duodec's
+compiled part, and the two packages that neither torch nor transformers brings.
 """
 
 from __future__ import annotations
 
 import lzma
+import platform
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+from benchmarks.gpu import start
 from benchmarks.gpu.gpu_methods import record_texts
 from duodec.backends.llamacpp.build import native
 from duodec.errors import BadOption
 from duodec.native.build import build as build_inner_loops
 
-_MOST_BYTES, _PRESET = 64 << 20, 3
-# beside what torch and transformers depend on: of typer a version that needs no more than this, and
-# diskcache for llama.cpp's bindings
-_WHEELS = ("click<8.2", "diskcache", "psutil", "shellingham", "typer<0.17")
-_ROOT = Path(__file__).parents[2]
-_OURS = ("__init__.py", "__main__.py", "made_models.py", "table.py", "gpu")
+_MOST_BYTES, _PRESET = 26 << 20, 9
+_PACKAGES = ("diskcache", "psutil")  # of llama.cpp's bindings, and ours; both for any Python 3
+_COMMON = "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON"
+BUILDS = {
+    "avx2": f"{_COMMON} -DGGML_BMI2=ON",
+    "avx512": f"{_COMMON} -DGGML_BMI2=ON -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON "
+    "-DGGML_AVX512_BF16=ON",
+}
 # a library by the names that it is loaded by: a wheel has each as a file of its own
-_LLAMA = re.compile(
-    r"llama_cpp/.*\.py|llama_cpp/lib/(lib(llama|ggml)\.so|lib\w[\w-]*\.so\.\d+)"
-    r"|llama_cpp_python-[^/]*\.dist-info/.*"
+_LIBRARY = r"(lib(llama|ggml)\.so|lib\w[\w-]*\.so\.\d+)"
+_BINDINGS = re.compile(
+    r"llama_cpp/(?!server/).*\.py|llama_cpp_python-[^/]*\.dist-info/METADATA"
+    rf"|(llama_cpp/)?lib/{_LIBRARY}"
 )
+_CPU = re.compile(r"(?:llama_cpp/)?lib/(libggml-cpu\.so(\.\d+)?)")
+_KEPT = re.compile(r".*\.(py|so|typed)|.*\.dist-info/METADATA")
 
 
-def pack_into(folder: Path, llama_cpp: Path | None, python: str) -> None:
-    """Collect everything and say how large each part is. ``llama_cpp`` is a wheel; without one the
-    bindings that are installed here travel. Raises BadOption and OSError."""
+def pack_into(folder: Path, llama_cpp: Path | None) -> None:
+    """Collect everything and say how large each part is. ``llama_cpp`` is a wheel for CUDA; without
+    one the library computes on the CPU. Raises BadOption, BuildFailed and OSError."""
     if folder.exists() and any(folder.iterdir()):
         raise BadOption(f"{folder} is not empty; name a new folder")
-    build_inner_loops()
-    parts: dict[str, Callable[[Path], object]] = {
-        "duodec": lambda to: shutil.copytree(
-            _ROOT / "src" / "duodec", to / "duodec", ignore=shutil.ignore_patterns("__pycache__")
-        ),
-        "benchmarks": _benchmarks,
-        "llama.cpp": lambda to: _llama_cpp(to, llama_cpp),
-        f"wheels for Python {python}": lambda to: _wheels(to, python),
-    }
-    total, whole = 0, []
-    for name, collect in parts.items():
-        collect(folder)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        whole.append(f"{(size - total) / 2**20:6.1f} MiB  {name}")
-        total = size
-    archive = folder.with_name(f"{folder.name}.tar.xz")
-    with lzma.open(archive, "wb", preset=_PRESET) as file, tarfile.open(None, "w", file) as tar:
-        tar.add(folder, folder.name)
-    size = archive.stat().st_size
-    print("\n".join(whole))
-    print(f"{total / 2**20:6.1f} MiB  in all; {archive.name} takes {size / 2**20:.1f} of ", end="")
-    print(f"{_MOST_BYTES >> 20}")
-    if size > _MOST_BYTES:
-        raise BadOption(f"{archive} is too large to travel; build llama.cpp for one architecture")
-    print(f"there: tar xJf {archive.name}")
-    print(f"       PYTHONPATH={folder.name} python -m benchmarks gpu --output RESULTS")
-
-
-def _benchmarks(to: Path) -> None:
-    ours = to / "benchmarks"
-    ours.mkdir(parents=True)
-    for name in _OURS:
-        source = _ROOT / "benchmarks" / name
-        if source.is_dir():
-            shutil.copytree(source, ours / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, ours / name)
-    record_texts(ours / "gpu" / "texts.json")
-
-
-def _llama_cpp(to: Path, wheel: Path | None) -> None:
-    if wheel is not None:
-        _unpack(wheel, to, _LLAMA.fullmatch)
-        return
-    for file in distribution(native.PACKAGE).files or ():
-        if _LLAMA.fullmatch(str(file)):
-            target = to / str(file)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(str(file.locate()), target)
-
-
-def _wheels(to: Path, python: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        tags = ("_2_28", "_2_17", "2014", "_2_12", "2010")
-        platforms = [w for tag in tags for w in ("--platform", f"manylinux{tag}_x86_64")]
-        command = [
-            sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:",
-            "--python-version", python, *platforms, "--dest", name, *_WHEELS,
-        ]  # fmt: skip
-        subprocess.run(command, env=native.pip_environment(), check=True)
-        for wheel in Path(name).glob("*.whl"):
-            _unpack(wheel, to, lambda member: ".data/" not in member)
+        whole = Path(name)
+        wheels = {variant: _wheel(variant) for variant in BUILDS}
+        _unpack(llama_cpp or wheels["avx2"], whole / "site")
+        for variant, wheel in wheels.items():
+            _take_cpu_backend(wheel, whole / "variants" / variant)
+        (whole / "inner-loops").mkdir()
+        shutil.copy(build_inner_loops(), whole / "inner-loops")
+        for package in _PACKAGES:
+            _copy(distribution(package), whole / "site")
+        for part in ("site", "variants", "inner-loops"):
+            print(f"{_size(whole / part) / 2**20:6.1f} MiB  {part}, before it is compressed")
+        archive = folder / "site.tar.xz"
+        with lzma.open(archive, "wb", preset=_PRESET) as file, tarfile.open(None, "w", file) as tar:
+            for part in sorted(whole.iterdir()):
+                tar.add(part, part.name)
+    record_texts(folder / "texts.json")
+    shutil.copy(start.__file__, folder / "__main__.py")
+    size = _size(folder)
+    print(f"{size / 2**20:6.1f} MiB  in all, of {_MOST_BYTES >> 20}")
+    if llama_cpp is None:
+        print("without --llama-cpp its llama.cpp computes on the CPU: no card is measured by it")
+    if size > _MOST_BYTES:
+        raise BadOption(f"{folder} is too large to travel; build llama.cpp for one architecture")
+    print(f"there, in this tree: python {folder.name} --output RESULTS")
 
 
-def _unpack(wheel: Path, to: Path, is_wanted: Callable[[str], object]) -> None:
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _wheel(variant: str) -> Path:
+    """llama.cpp for processors of a kind, from the cache or built into it."""
+    pip = [sys.executable, "-m", "pip"]
+    return native.find_or_build(pip, f"{platform.machine()}-{variant}", BUILDS[variant], print)
+
+
+def _unpack(wheel: Path, to: Path) -> None:
+    """The bindings and their libraries. Some wheels have these beside the package."""
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(to, [name for name in archive.namelist() if is_wanted(name)])
+        for member in archive.namelist():
+            if _BINDINGS.fullmatch(member):
+                place = f"llama_cpp/{member}" if member.startswith("lib/") else member
+                (to / place).parent.mkdir(parents=True, exist_ok=True)
+                (to / place).write_bytes(archive.read(member))
+
+
+def _take_cpu_backend(wheel: Path, to: Path) -> None:
+    to.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if (named := _CPU.fullmatch(member)) and named[2]:  # as the others name it
+                (to / named[1]).write_bytes(archive.read(member))
+
+
+def _copy(package: Distribution, to: Path) -> None:
+    """A package's modules, as they are installed here."""
+    for file in package.files or ():
+        if _KEPT.fullmatch(str(file)) and not str(file).startswith(".."):
+            place = to / str(file)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(str(file.locate()), place)

@@ -182,7 +182,8 @@ SimulateAs = Annotated[str | None, option(
     "rows), chain (the same, without branches), torch (on a GPU: trees, in passes of 8, 16 or 32 "
     "rows, as it chooses for these costs), llama.cpp (on a device: chains, in passes of as many "
     "rows as it chooses); torch:64 and llama.cpp:8 say the rows. By default "
-    "what the curve's name says: llama.cpp of quantised weights, torch of 16 bits, tree of numbers.", "Benchmark"
+    "what the curve's name says: llama.cpp of quantised weights, torch of 16 bits, tree of "
+    "numbers.", "Benchmark"
 )]  # fmt: skip
 HostCosts = Annotated[str | None, option(
     "--host-us copy:8,draw:120,candidates:60,selection:40",
