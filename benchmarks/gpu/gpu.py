@@ -31,6 +31,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.gpu.gpu_forwards import ROWS
 from benchmarks.gpu.gpu_sections import CURVES, WARNINGS, Note, Report, attempt
 from benchmarks.made_models import SHAPES, Shape, shape_named, write_gguf
 from duodec.bench.card import environment
@@ -117,6 +118,11 @@ class Bench:
     @property
     def depths(self) -> tuple[int, ...]:
         return (100, 4000) if self.card else (100, 300)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Of passes that are timed; a CPU, which times nothing that counts, computes few."""
+        return ROWS if self.card else (1, 8, 64)
 
     def turns(self) -> list[Any]:
         """What was recorded. Raises OSError."""
@@ -206,7 +212,7 @@ def _points(bench: Bench, passes: Any, what: str, num_bytes: int, note: Note) ->
     found = {}
     source = f"python -m benchmarks gpu on {bench.card or 'a CPU'}, random weights"
     for depth in bench.depths:
-        points = times(passes, bench.shape.num_vocab, depth)
+        points = times(passes, bench.shape.num_vocab, depth, bench.rows)
         note(f"{what}: T(n) after {depth}", points)
         note(f"{what}: weights' bytes a second after {depth}", num_bytes / points[0]["min_s"])
         found[bench.curve_name(what, depth)] = curve(points, source)
@@ -327,11 +333,15 @@ def _torch_widths(bench: Bench, model: Any, note: Note) -> Any:
     """The widths of passes that a target would choose here; what was measured is noted."""
     from benchmarks.gpu.gpu_llama import note_choice
     from duodec.backends.torch.width_choice import WIDTHS
-    from duodec.backends.widths.choice import TREES, measured
+    from duodec.backends.widths.choice import TREES, keep, kept, key_of, measured
     from duodec.core.traits import Widths
 
-    with closing(_torch_target(model, widths=Widths(WIDTHS))) as target:
-        choice = measured(target, WIDTHS, bench.shape.num_vocab, bench.depths, TREES)
+    key = key_of("benchmarks gpu", bench.card, bench.shape_name)
+    choice = kept(key, TREES)
+    if choice is None:
+        with closing(_torch_target(model, widths=Widths(WIDTHS))) as target:
+            choice = measured(target, WIDTHS, bench.shape.num_vocab, bench.depths, TREES)
+        keep(key, choice)
     note_choice(choice, note)
     return choice.widths
 

@@ -49,8 +49,8 @@ def pack_into(folder: Path, llama_cpp: Path | None) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise BadOption(f"{folder} is not empty; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        whole = Path(name)
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Path(scratch)
         wheels = {variant: _wheel(variant) for variant in BUILDS}
         _unpack(llama_cpp or wheels["avx2"], whole / "site")
         for variant, wheel in wheels.items():

@@ -28,6 +28,7 @@ from duodec.backends.llamacpp.checks import row_trial
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import width_choice
 from duodec.backends.llamacpp.target.padded import NUM_PIECE, LlamaPadded
+from duodec.backends.llamacpp.target.padded_slots import LlamaPaddedSlots
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
@@ -88,18 +89,18 @@ def query(text: Tokens, num_prompt: int, draft: tuple[int, ...] = (), slot: int 
     return Query(slot, text, Draft(draft, tuple(range(-1, len(draft) - 1))), sampler)
 
 
-def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaPadded:
-    return LlamaPadded(
+def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaPaddedSlots:
+    return LlamaPaddedSlots(
         model, widths=WIDTHS, num_context=640, num_threads=1, num_slots=num_slots, **more
     )
 
 
-def rows_of(target: LlamaPadded, queries: list[Query]) -> list[list[np.ndarray]]:
+def rows_of(target: LlamaPaddedSlots, queries: list[Query]) -> list[list[np.ndarray]]:
     """Copies of the rows of each query."""
     return [[row.copy() for row in scores.rows] for scores in target.score(queries)]  # type: ignore[attr-defined]
 
 
-def plain(target: LlamaPadded, text: Tokens, num_prompt: int) -> list[np.ndarray]:
+def plain(target: LlamaPaddedSlots, text: Tokens, num_prompt: int) -> list[np.ndarray]:
     """The row after each token from the prompt's last on, one forward pass each."""
     lengths = range(num_prompt, len(text) + 1)
     return [rows_of(target, [query(text[:n], num_prompt)])[0][0] for n in lengths]

@@ -20,6 +20,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import width_choice
 from duodec.backends.llamacpp.target.chains import NUM_BATCH, LlamaChains
 from duodec.backends.llamacpp.target.padded import NUM_PIECE, LlamaPadded
+from duodec.backends.llamacpp.target.padded_slots import LlamaPaddedSlots
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.placement import Placement
@@ -403,6 +404,51 @@ def test_shared_passes_give_what_a_text_gets_alone(model: LlamaModel, num_rows: 
                 assert isinstance(own, LlamaScores)
                 assert (np.array(scores.rows) == np.array(own.rows)).all()
             texts = [np.append(text, np.int32(9)) for text in texts]
+
+
+def reused(model: LlamaModel, target: LlamaPadded) -> int:
+    """Graphs of a context that llama.cpp used again."""
+    return int(model.lib.llama_perf_context(target.handle).n_reused)
+
+
+def test_requests_that_alternate_keep_their_graphs(model: LlamaModel) -> None:
+    options: Any = {"num_context": 400, "num_threads": 1, "num_slots": 2}
+    with closing(LlamaPaddedSlots(model, widths=Widths.only(8), **options)) as target:
+        texts = [np.arange(40 + slot, dtype=np.int32) for slot in range(2)]
+        sampler = replace(Sampler(), num_prompt_tokens=40)
+        target.score([Query(slot, texts[slot], sampler=sampler) for slot in range(2)])
+        before = [reused(model, each) for each in target._texts]
+        for number in range(20):
+            slots = (number % 2,) if number < 10 else (0, 1)  # in turn, and at once
+            for slot in slots:
+                texts[slot] = np.append(texts[slot], np.int32(7))
+            target.score([Query(slot, texts[slot], sampler=sampler) for slot in slots])
+        after = [reused(model, each) for each in target._texts]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [15, 15]
+
+
+def test_texts_of_several_slots_have_the_rows_that_each_has_alone(model: LlamaModel) -> None:
+    dice = np.random.default_rng(2)
+    options: Any = {"widths": Widths((1, 4, 8)), "num_context": 400, "num_threads": 1}
+    texts = [dice.integers(0, 512, 20 + 30 * i).astype(np.int32) for i in range(3)]
+    samplers = [replace(Sampler(), num_prompt_tokens=len(text)) for text in texts]
+    with (
+        closing(LlamaPaddedSlots(model, num_slots=3, **options)) as shared,
+        closing(LlamaPaddedSlots(model, num_slots=1, **options)) as alone,
+    ):
+        for _ in range(4):
+            drafts = [Draft.chain(dice.integers(0, 512, 2 * i)) for i in range(3)]
+            parts = zip(range(3), texts, drafts, samplers, strict=True)
+            queries = [Query(*part) for part in parts]
+            for query, scores in zip(queries, shared.score(queries), strict=True):
+                assert scores.query.slot == query.slot  # type: ignore[attr-defined]
+                (own,) = alone.score([replace(query, slot=0)])
+                assert scores.num_rows == own.num_rows
+                for row in range(own.num_rows):
+                    assert (scores.row_logits(row) == own.row_logits(row)).all()
+            texts = [np.append(text, np.int32(9)) for text in texts]
+        shared.forget(1)
+        assert [shared.num_held(i, texts[i]) > 0 for i in range(3)] == [True, False, True]
 
 
 def test_a_trial_of_fixed_rows_finds_nothing_that_moves(model: LlamaModel) -> None:

@@ -37,15 +37,16 @@ class Footprint:
         cache: CacheTypes,
         num_slots: int = 1,
         num_lone: int = 1,
+        num_contexts: int = 2,
     ) -> Footprint:
         """A server's slots have a cache each, and on a CPU a lone request one more (``num_lone``),
-        for trees."""
+        for trees. They lie in ``num_contexts`` at most, each of which has buffers of its own."""
         has_states = header.state_bytes > 0  # then a lone request has no cache of its own
         num_caches = num_slots if num_slots == 1 or has_states else num_slots + num_lone
         return cls(
             weight_bytes=header.num_bytes,
             cache_bytes_per_token=num_caches * (cache.bytes_per_token(lib, header) + _MASK_BYTES),
-            row_bytes=min(num_caches, 2) * _ROWS * header.num_vocab * 4,
+            row_bytes=min(num_caches, num_contexts) * _ROWS * header.num_vocab * 4,
             state_bytes=num_slots * (1 + NUM_SNAPSHOTS) * header.state_bytes,
         )
 

@@ -174,7 +174,10 @@ def _memory(
     """What a target takes where it will be, the free bytes there, and its devices."""
     lib = load_llama()
     if layers and can_offload():
-        whole = Footprint.of(lib, header, cache, config.num_slots, num_lone=0)
+        num_contexts = 1 if config.fast else config.num_slots  # that compute apart
+        whole = Footprint.of(
+            lib, header, cache, config.num_slots, num_lone=0, num_contexts=num_contexts
+        )
         footprint = whole.on_gpu(header, placed_tensors(config), layers)
         on = llama_devices(config)
         if config.device in ("auto", *devices.KINDS):  # nobody says how many

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from duodec.backends.llamacpp.target.context import (
     logits,
 )
 from duodec.backends.llamacpp.target.copying import Place
-from duodec.backends.llamacpp.target.states import NoStates
+from duodec.backends.llamacpp.target.states import HiddenStates, NoStates
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH, LlamaLaunchedScores, LlamaScores
 from duodec.backends.placement import Placement
 from duodec.backends.tree_cache import Entry
@@ -44,6 +45,12 @@ NUM_BATCH = 512  # tokens of a forward pass, or as many as all slots' chains hav
 MAX_ROWS = 2 * MAX_WIDTH
 _PAD = 256  # cells that llama.cpp rounds a stream up to
 NOTHING: Tokens = np.empty(0, dtype=np.int32)
+
+
+class Looking(Protocol):
+    """What is to see the hidden states of forward passes."""
+
+    def states(self, handle: object, slot_of: Callable[[Entry], int]) -> HiddenStates: ...
 
 
 @dataclass
@@ -218,6 +225,17 @@ class LlamaChains(Target):
     def forget(self, slot: int) -> None:
         self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
         self._held.pop(slot, None)
+
+    def use_threads(self, num_threads: int) -> None:
+        """Threads of every forward pass from now on."""
+        self.num_threads = num_threads
+
+    def show(self, head: Looking) -> None:
+        """Let a head see the hidden states of all passes."""
+        self.states = head.states(self.handle, lambda entry: entry.seqs[0])
+
+    def take_states(self) -> None:
+        self.states.take()
 
     def close(self) -> None:
         if self.handle:

@@ -3,8 +3,8 @@
 A device's kernels may add in another order when they compute another number of rows, when a text
 lies in other cells of the cache, and when llama.cpp shows them more cells. So every forward pass
 that continues a text has one of the widths in which rows were found to have equal bits: what is not
-wanted of them is padding behind the draft, taken back at once. Each text has a stream of the cache
-of its own, where its token i lies in cell i. And the cells that a row's kernels see follow from its
+wanted of them is padding behind the draft, taken back at once. Each text has a cache of its own,
+where its token i lies in cell i. And the cells that a row's kernels see follow from its
 position: no pass crosses a position from which on llama.cpp shows more. Prompts are read in pieces
 that begin at multiples of their length. What is left for a row's bits to depend on is the text.
 
@@ -23,7 +23,7 @@ from duodec.backends.llamacpp.target.chains import NOTHING, InFlight, LlamaChain
 from duodec.backends.llamacpp.target.context import logits
 from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Launched, Query
+from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.traits import TargetTraits, Widths
 
@@ -34,10 +34,10 @@ _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
 
 class LlamaPadded(LlamaChains):
-    """A target on a device for the texts of ``num_slots`` slots; its scores hold until the next
-    `launch` or `score`.
+    """A target on a device for the text of slot 0; its scores hold until the next `launch` or
+    `score`.
 
-    A forward pass has one of the ``widths`` and continues one text; a longer chain is cut. Prompts,
+    A forward pass has one of the ``widths``; a longer chain is cut. Prompts,
     whose end the query's sampler tells, are read in pieces of ``num_piece`` tokens. ``on_chunk`` is
     called between two of them, and may raise to abandon the prompt: what was read stays known.
     """
@@ -49,7 +49,6 @@ class LlamaPadded(LlamaChains):
         widths: Widths,
         num_context: int,
         num_threads: int,
-        num_slots: int = 1,
         num_piece: int = NUM_PIECE,
         uses_flash_attention: bool | None = None,
         on_chunk: Callable[[], None] = lambda: None,
@@ -57,7 +56,7 @@ class LlamaPadded(LlamaChains):
         assert 1 <= widths.most <= MOST_ROWS, "room behind a text for as many"
         super().__init__(
             model,
-            num_slots=num_slots,
+            num_slots=1,
             num_context=num_context,
             num_threads=num_threads,
             num_rows=widths.most,
@@ -68,21 +67,13 @@ class LlamaPadded(LlamaChains):
         self._num_piece = num_piece
         self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
 
-    def launch(self, queries: Sequence[Query]) -> Launched:
-        """Start the first query's forward pass, after what its text lacks; the others' follow as it
-        is read. Raises ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
+    def launch(self, queries: Sequence[Query]) -> InFlight:
+        """Start the forward pass of a query, after what its text lacks. Raises ContextExceeded and
+        ComputeFailed; then what was held is forgotten."""
+        (query,) = queries
         num_computed: dict[int, int] = {}
-        first = self._begin(queries[0], num_computed)
-
-        def read() -> dict[int, list[Row]]:
-            found, begun = {}, first
-            for query in queries[1:]:
-                found[begun.slot] = [row.copy() for row in self._rows(begun)]
-                begun = self._begin(query, num_computed)
-            found[begun.slot] = self._rows(begun)
-            return found
-
-        return InFlight(queries, read, self._launches, num_computed)
+        begun = self._begin(query, num_computed)
+        return InFlight(queries, lambda: {0: self._rows(begun)}, self._launches, num_computed)
 
     @property
     def traits(self) -> TargetTraits:

@@ -11,7 +11,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.chains import LlamaChains
 from duodec.backends.llamacpp.target.copying import LEAST_COPIED, Holder, copy_text, pays
 from duodec.backends.llamacpp.target.heads import MOST_TOKENS, LlamaHead, Successors
-from duodec.backends.llamacpp.target.padded import LlamaPadded
+from duodec.backends.llamacpp.target.padded_slots import LlamaPaddedSlots
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
@@ -26,10 +26,11 @@ class LlamaTarget(Target):
     the next `launch` or `score`.
 
     A recurrent model scores chains, and so does one on a device, where the passes of each text have
-    one of the ``widths``; on a CPU a pass has as many rows as are wanted. Any other model
-    scores trees, and where there are several slots, chains of all of them in one forward pass: in
-    one cache, the branches of several texts fill each other's holes, and attention then sums in
-    another order, so that bits would depend on the other requests. So a request that is alone is
+    one of the ``widths``, in a context of its own; on a CPU a pass has as many rows as are wanted.
+    Any other model scores trees, and where there are several slots, chains of all of them in one
+    forward pass: in one cache, the branches of several texts fill each other's holes, and attention
+    then sums in another order, so that bits would depend on the other requests. So a request that
+    is alone is
     scored as trees, and so is one whose method needs branches, in a context of its slot's own,
     which is opened when it is first needed. ``is_width_exact``: no bit depends on what is drafted;
     on a device each text has passes of its own for that. ``most_threads`` tells how many threads
@@ -55,7 +56,7 @@ class LlamaTarget(Target):
         self._num_threads, self._is_width_exact = num_threads, is_width_exact
         self._most_threads = most_threads
         self._trees: dict[int, LlamaTrees] = {}  # by slot
-        self._chains: LlamaChains | None = None
+        self._chains: LlamaChains | LlamaPaddedSlots | None = None
         self._head: LlamaHead | None = None
         options: Any = {
             "num_slots": num_slots,
@@ -68,7 +69,9 @@ class LlamaTarget(Target):
                     model, is_width_exact=is_width_exact, on_chunk=self._look_up, **options
                 )
             elif widths and is_width_exact:
-                self._chains = LlamaPadded(model, widths=widths, on_chunk=self._look_up, **options)
+                self._chains = LlamaPaddedSlots(
+                    model, widths=widths, on_chunk=self._look_up, **options
+                )
             elif widths:
                 self._chains = LlamaChains(
                     model, num_rows=widths.most, is_width_exact=False, **options
@@ -84,8 +87,7 @@ class LlamaTarget(Target):
                 for slot, trees in self._trees.items():
                     self._show(trees, slot)
                 if self._chains:
-                    states = self._head.states(self._chains.handle, lambda entry: entry.seqs[0])
-                    self._chains.states = states
+                    self._chains.show(self._head)
             # what lies behind a window is not written with a text, which may go back to it
             has_both = bool(self._trees and self._chains)
             self._copies_texts = has_both and not model.has_sliding_window
@@ -159,7 +161,7 @@ class LlamaTarget(Target):
         for trees in self._trees.values():
             self._set_threads(trees)
         if self._chains:
-            self._chains.num_threads = num_threads
+            self._chains.use_threads(num_threads)
         if self._head:
             self._head.num_threads = num_threads
 
@@ -229,7 +231,7 @@ class LlamaTarget(Target):
         for trees in self._trees.values():
             trees.context.states.take()
         if self._chains:
-            self._chains.states.take()
+            self._chains.take_states()
 
     def _show(self, trees: LlamaTrees, slot: int) -> None:
         """Let the head see the states of a slot's trees."""
