@@ -296,8 +296,9 @@ def _torch_model(bench: Bench) -> tuple[Any, int]:
         tie_word_embeddings=False,
     )
     torch.manual_seed(0)
+    dtype = torch.bfloat16 if bench.card else torch.float32  # of 16 bits a CPU computes slowly
     with torch.device(bench.device):  # made where it computes: nothing is written or copied
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     embedding = model.get_input_embeddings().weight
     num_params = sum(p.numel() for p in model.parameters()) - embedding.numel()
     return model, num_params * embedding.element_size()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,12 +18,13 @@ import pytest
 from fakes import ROOT
 
 from benchmarks import made_models
-from benchmarks.gpu import gpu, packing
+from benchmarks.gpu import gpu, packing, start
 from benchmarks.gpu.gpu_forwards import LlamaPasses, curve, moved_bits, times, words
 from benchmarks.made_models import MIXES, SHAPES, shape_named, write_gguf
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.errors import BadOption
+from duodec.native.build import library_path
 
 TINY = SHAPES["tiny"]
 # what a machine with torch does not have; decoding must not need it
@@ -110,14 +110,14 @@ def test_a_made_model_of_torch_is_one_that_the_torch_backend_reads(tmp_path: Pat
 
     model, num_bytes = gpu._torch_model(gpu.Bench.on("cpu", "tiny", tmp_path, tmp_path))
     made = [dims for name, dims in made_models._tensors(TINY) if name != "token_embd.weight"]
-    assert num_bytes == 2 * sum(map(math.prod, made))
+    assert num_bytes == 4 * sum(map(math.prod, made))
     model.save_pretrained(tmp_path / "saved")
-    read = read_weights(Blueprint.of(tmp_path / "saved", device="cpu", dtype="bfloat16"))
+    read = read_weights(Blueprint.of(tmp_path / "saved", device="cpu", dtype="float32"))
     tokens = torch.arange(20)[None]
     with torch.inference_mode():
         logits, again = (one(tokens).logits for one in (model, read))
     assert torch.equal(logits, again)
-    assert logits.dtype == torch.bfloat16
+    assert logits.dtype == torch.float32
     assert not model.training
     assert model.config._attn_implementation == read.config._attn_implementation
     assert logits.shape == (1, 20, TINY.num_vocab)
@@ -162,9 +162,17 @@ def test_llama_cpp_is_measured_without_what_it_does_not_need(tmp_path: Path, tex
     assert {"torch", "transformers", "llguidance"} <= set(found["environment"]["found"]["missing"])
     assert not [name for name, section in found.items() if "error" in section]
     methods = found["llama.cpp Q4_K_M: methods"]["parts"]["methods"]
-    assert set(methods) == {"ar", "duo", "auto"}
-    assert methods["ar"]["tokens_a_pass"] == 1
-    assert methods["ar"]["times_plain"] == 1
+    plain = methods["plain decoding, not padded"]
+    assert {"ar", "lookup", "auto", "auto with the draft on the card"} <= set(methods)
+    assert plain["tokens_a_pass"] == methods["ar"]["tokens_a_pass"] == 1
+    assert plain["times_plain"] == 1
+    exactness = found["llama.cpp Q4_K_M: widths and exactness"]["parts"]
+    assert set(exactness["logits moved from plain decoding's, by what was done"].values()) == {0.0}
+    for temperature in ("0", "0.8"):
+        texts_of = exactness[f"texts at temperature {temperature}"]
+        assert {one["equal"] for one in texts_of.values()} == {True}
+        assert set(texts_of) == {"ar", "lookup", "sps:4", "auto"}
+    assert len(found["llama.cpp Q4_K_M: two slots"]["parts"]) == 2
     curves = json.loads((tmp_path / "curves.json").read_text())
     for name in curves:
         assert CostCurve.parse(f"{tmp_path / 'curves.json'}:{name}").points[-1][0] == 64
@@ -176,7 +184,7 @@ def test_torch_is_measured_without_what_it_does_not_need(tmp_path: Path, texts: 
         pytest.skip("torch is not installed: make setup-torch")
     found = measured(tmp_path, texts, "torch BF16: methods", ABSENT)
     methods = found["torch BF16: methods"]["parts"]["methods"]
-    assert methods["duo"]["texts"] == 1
+    assert methods["auto"]["texts"] == 1
 
 
 def test_a_section_that_lacks_a_library_says_so_and_the_others_run(
@@ -187,48 +195,94 @@ def test_a_section_that_lacks_a_library_says_so_and_the_others_run(
     assert "error" not in found["draft steps"]
 
 
-@pytest.mark.parametrize("preset", [None, pytest.param(0, marks=pytest.mark.slow)])
-def test_what_travels_is_collected_and_weighed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    preset: int | None,
-) -> None:
-    """Without a preset the archive is not compressed, which takes seconds."""
+@pytest.fixture
+def packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """A folder with wheels that hold next to nothing, in a copy of the tree."""
 
-    def pip(command: Sequence[str], **_: object) -> None:
-        assert "--python-version" in command
-        folder = Path(command[command.index("--dest") + 1])
-        with packing.zipfile.ZipFile(folder / "typer-1-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("typer/__init__.py", "")
-            wheel.writestr("typer-1.data/scripts/typer", "")
+    def made(variant: str) -> Path:
+        wheel = tmp_path / f"{variant}.whl"
+        with packing.zipfile.ZipFile(wheel, "w") as archive:
+            for name in ("libllama.so", "libggml-cpu.so", "libggml-cpu.so.0", "libggml-cpu.so.0.1"):
+                archive.writestr(f"llama_cpp/lib/{name}", variant)
+            archive.writestr("llama_cpp/__init__.py", "")
+            archive.writestr("llama_cpp/server/app.py", "")
+            archive.writestr("llama_cpp_python-1.dist-info/METADATA", "Version: 1")
+        return wheel
 
-    monkeypatch.setattr(packing.subprocess, "run", pip)
-    if preset is None:
-        monkeypatch.setattr(packing.lzma, "open", lambda path, mode, preset: path.open(mode))
-        monkeypatch.setattr(packing, "_MOST_BYTES", 1 << 40)
-    else:
-        monkeypatch.setattr(packing, "_PRESET", preset)
+    monkeypatch.setattr(packing, "_wheel", made)
+    monkeypatch.setattr(packing, "_PRESET", 0)
     monkeypatch.setattr(packing, "record_texts", lambda path: path.write_text("[]"))
-    folder = tmp_path / "pack"
-    packing.pack_into(folder, None, "3.12")
+    folder = tmp_path / "tree" / "pack"
+    packing.pack_into(folder, None)
     told = capsys.readouterr().out
-    assert "MiB  llama.cpp" in told
-    assert "MiB  in all; pack.tar.xz takes" in told
-    with packing.tarfile.open(tmp_path / "pack.tar.xz") as tar:
-        assert "pack/duodec/llm.py" in tar.getnames()
-    for name in (
-        "duodec/llm.py", "duodec/data/smollm2-135m-draft-q4_0.gguf", "benchmarks/gpu/texts.json",
-        "benchmarks/__main__.py", "llama_cpp/lib/libllama.so", "typer/__init__.py",
-    ):  # fmt: skip
-        assert (folder / name).exists(), name
-    assert not list(folder.glob("typer-1.data"))
-    sources = [path.read_text() for path in (folder / "benchmarks").rglob("*.py")]
-    for module in re.findall(r"^ *from (benchmarks\S*) import", "\n".join(sources), re.MULTILINE):
-        path = folder / module.replace(".", "/")
-        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), module
+    assert "in all, of 26" in told
+    assert "no card is measured by it" in told
+    return folder
+
+
+def test_what_travels_is_what_the_tree_and_torch_lack(packed: Path) -> None:
+    assert {path.name for path in packed.iterdir()} == {"__main__.py", "texts.json", "site.tar.xz"}
+    with packing.tarfile.open(packed / "site.tar.xz") as archive:
+        names = set(archive.getnames())
+    assert {
+        "site/llama_cpp/lib/libllama.so", "site/llama_cpp_python-1.dist-info/METADATA",
+        "site/psutil/__init__.py", "variants/avx2/libggml-cpu.so.0",
+        "variants/avx512/libggml-cpu.so.0", f"inner-loops/{library_path().name}",
+    } <= names  # fmt: skip
+    assert not [name for name in names if "server" in name or name.endswith(".gguf")]
+
+
+def test_the_folder_runs_the_benchmarks_of_the_tree_with_what_it_brings(packed: Path) -> None:
+    """From the tree, whatever PYTHONPATH says, and from elsewhere."""
+    tree = packed.parent
+    (tree / "src" / "duodec" / "native").mkdir(parents=True)
+    (tree / "benchmarks" / "gpu").mkdir(parents=True)
+    (tree / "benchmarks" / "__init__.py").write_text("")
+    (tree / "benchmarks" / "__main__.py").write_text(
+        "import os, sys, llama_cpp, pathlib\n"
+        "lib = pathlib.Path(llama_cpp.__file__).parent / 'lib' / 'libggml-cpu.so.0'\n"
+        "print('ran', __file__, lib.read_text(), sys.argv[1:])\n"
+    )
+    wanted = start.variant_for(start.flags())
+    for place in (tree, tree.parent):
+        done = subprocess.run(
+            [sys.executable, str(packed), "--output", "x"], cwd=place, capture_output=True,
+            text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+        )  # fmt: skip
+        line = done.stdout.splitlines()[-1]
+        assert line.startswith(f"ran {tree / 'benchmarks' / '__main__.py'} {wanted} ['gpu', ")
+        assert line.endswith("'--output', 'x']")
+        assert (tree / "src/duodec/native/lib" / library_path().name).exists()
+
+
+def test_a_folder_without_a_tree_says_so(packed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(packed)], cwd=tmp_path, capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "no tree of duodec is here; run this in the one that it was packed in\n"
+
+
+def test_the_variant_is_the_fastest_that_a_processor_computes() -> None:
+    avx2 = {"avx2", "fma", "f16c", "bmi2", "sse2"}
+    avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"}
+    assert start.variant_for(avx2) == "avx2"
+    assert start.variant_for(avx2 | avx512) == "avx512"
+    assert start.variant_for(avx2 | avx512 - {"avx512_bf16"}) == "avx2"
+    with pytest.raises(SystemExit, match="no AVX2"):
+        start.variant_for({"sse2"})
+    assert set(packing.BUILDS) == set(start.VARIANTS)
+    assert all("-DGGML_NATIVE=OFF" in options for options in packing.BUILDS.values())
+
+
+def test_a_folder_that_is_too_large_or_in_use_is_named(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadOption, match="is not empty"):
-        packing.pack_into(folder, None, "3.12")
-    monkeypatch.setattr(packing, "_MOST_BYTES", 1 << 20)
+        packing.pack_into(packed, None)
+    monkeypatch.setattr(packing, "_MOST_BYTES", 1 << 10)
     with pytest.raises(BadOption, match="too large to travel"):
-        packing.pack_into(tmp_path / "other", None, "3.12")
+        packing.pack_into(tmp_path / "other", None)
