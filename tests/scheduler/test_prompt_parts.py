@@ -37,8 +37,9 @@ def read_in_parts(target: Target, vocabulary: LlamaModel, prompt: list[int], chu
     llm.generate([prompt], SamplingParams(max_tokens=1), method="ar")
 
 
+@pytest.mark.parametrize("chunk", [128, 512])
 def test_a_padded_target_reads_a_prompt_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: LlamaModel
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: LlamaModel, chunk: int
 ) -> None:
     """Its last token is computed with the rows behind it."""
     computed: list[int] = []
@@ -56,7 +57,7 @@ def test_a_padded_target_reads_a_prompt_once(
             LlamaTarget(model, num_context=2200, num_threads=1, widths=Widths.only(8))
         ) as target,
     ):
-        read_in_parts(target, vocabulary, PROMPT, 512)
+        read_in_parts(target, vocabulary, PROMPT, chunk)
     num_parts = 5
     assert len(PROMPT) <= sum(computed) <= len(PROMPT) + num_parts * 8, computed
 

@@ -83,7 +83,7 @@ def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
     text = np.random.default_rng(0).integers(0, 512, 2 * NUM_PIECE + 30).astype(np.int32)
     sampler = replace(Sampler(), num_prompt_tokens=NUM_PIECE + 20)
     with closing(
-        LlamaPadded(model, widths=Widths.only(8), num_context=640, num_threads=1)
+        LlamaPadded(model, widths=Widths.only(8), num_context=1200, num_threads=1)
     ) as target:
         for length, draft in ((NUM_PIECE + 20, (1, 2, 3)), (NUM_PIECE + 22, ()), (len(text), ())):
             target.score([Query(0, text[:length], Draft.chain(draft), sampler)])

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from duodec.backends.widths.classes import PaddedTarget, agreeing
+from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import Widths
@@ -105,11 +106,14 @@ def measured(
 ) -> WidthChoice:
     """Time passes of these widths, and compare the rows of those that can win after so many tokens.
     Raises ComputeFailed."""
-    text: Tokens = np.zeros(_NUM_TEXT, dtype=np.int32)
+    dice = np.random.default_rng(0)
+    text: Tokens = dice.integers(0, num_vocab, _NUM_TEXT).astype(np.int32)
+    # rows of other tokens choose other experts, which may have to be read from slower memory
+    drafted = dice.integers(0, num_vocab, max(widths)).tolist()
 
     def run(num_rows: int) -> None:
         target.widths = Widths.only(num_rows)
-        target.score([Query(0, text)])
+        target.score([Query(0, text, Draft.chain(drafted[: num_rows - 1]))])
 
     seconds = measure(run, widths, yields=yields)
     changing = measure_changing(run, list(seconds))

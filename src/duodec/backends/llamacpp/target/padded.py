@@ -28,7 +28,7 @@ from duodec.core.rows import Row
 from duodec.core.traits import TargetTraits, Widths
 
 MOST_ROWS = 64
-NUM_PIECE = 256  # tokens of a prompt that are read at once
+NUM_PIECE = 512  # tokens of a prompt that are read at once: llama.cpp's own number
 _SHOWN_STEP = 256  # cells by which llama.cpp shows a forward pass more of a stream
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
@@ -77,7 +77,7 @@ class LlamaPadded(LlamaChains):
 
     @property
     def traits(self) -> TargetTraits:
-        return replace(super().traits, widths=self.widths)
+        return replace(super().traits, widths=self.widths, num_block=self._num_piece)
 
     def forget(self, slot: int) -> None:
         super().forget(slot)
