@@ -63,8 +63,8 @@ def pack_into(folder: Path, llama_cpp: Path | None) -> None:
             print(f"{_size(whole / part) / 2**20:6.1f} MiB  {part}, before it is compressed")
         archive = folder / "site.tar.xz"
         with lzma.open(archive, "wb", preset=_PRESET) as file, tarfile.open(None, "w", file) as tar:
-            for part in sorted(whole.iterdir()):
-                tar.add(part, part.name)
+            for path in sorted(whole.iterdir()):
+                tar.add(path, path.name)
     record_texts(folder / "texts.json")
     shutil.copy(start.__file__, folder / "__main__.py")
     size = _size(folder)
