@@ -24,6 +24,7 @@ from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.traits import Widths
 from duodec.core.verify import verify
 from duodec.distill.recording import Sample
 from duodec.distill.settings import DistillSettings
@@ -58,7 +59,8 @@ def text_of(target: TorchTarget, name: str, params: SamplingParams, prompt=PROMP
 
 def target_with(heads: Path | None, **options: Any) -> TorchTarget:
     network = Network(build(KIND))
-    settings = {"num_context": 400, "num_rows": 16, "num_chunk": 32, "num_slots": 3, **options}
+    widths = Widths.only(16)
+    settings = {"num_context": 400, "widths": widths, "num_chunk": 32, "num_slots": 3, **options}
     return TorchTarget(network, heads=load_heads(heads, network) if heads else None, **settings)
 
 

@@ -271,7 +271,8 @@ def asks(draw: Any) -> Ask:
 @given(st.lists(asks(), min_size=1, max_size=8), st.sampled_from([1, 6, 20]), st.booleans())
 def test_a_memo_equals_a_fresh_target(sequence: list[Ask], num_prompt: int, is_exact: bool) -> None:
     """Bit for bit with exact widths; three slots, of which two are kept."""
-    options = {"num_context": 120, "num_rows": 8, "num_chunk": 8, "is_width_exact": is_exact}
+    widths = Widths.only(8)
+    options = {"num_context": 120, "widths": widths, "num_chunk": 8, "is_width_exact": is_exact}
     target = target_of("llama", num_slots=2, **options)
     last: dict[int, tuple[list[int], Draft]] = {}
     for ask in sequence:
