@@ -181,7 +181,7 @@ def test_what_the_host_does_is_charged() -> None:
 
 
 def test_what_a_device_does_is_not() -> None:
-    bed = target_of("torch", PRICES)
+    bed = target_of("torch:32", PRICES)
     text, token = bed.recording[:10], int(bed.recording[10])
     (scores,) = bed.score([Query(0, text, Draft((token,), (-1,)), num_candidates=8)])
     scores.draw(0)
