@@ -209,13 +209,26 @@ def test_acceptance_is_learned_by_confidence_and_rank() -> None:
     acceptance = Acceptance()
     assert estimate(acceptance, 0.5, 0) == pytest.approx(0.5)  # the prior
     tree = small()
-    for _ in range(60):
+    for _ in range(600):
         acceptance.learn(tree, [6])  # the second is right each time
     assert estimate(acceptance, 0.6, 0) < 0.1
     assert estimate(acceptance, 0.3, 1) > 0.9
     assert estimate(acceptance, 0.62, 0) < 0.2  # of the same bin as 0.6
     assert estimate(acceptance, 0.9, 0) == pytest.approx(0.9)  # under a refused node: no data
     assert acceptance.covered()[-1] > 0.9
+
+
+def test_a_few_labels_change_little_of_what_a_model_is_sure_of() -> None:
+    """It knows more of two candidates of one bin than the bin does."""
+    acceptance, tree = Acceptance(), CandidateTree()
+    tree.expand(ROOT, [5], [0.99])
+    for number in range(10):
+        acceptance.learn(tree, [5 + number % 2])  # right every other time
+    assert estimate(acceptance, 0.99, 0) > 0.9
+    assert estimate(acceptance, 0.99, 0) - estimate(acceptance, 0.85, 0) > 0.1
+    for number in range(600):
+        acceptance.learn(tree, [5 + number % 2])
+    assert estimate(acceptance, 0.99, 0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_mirror_knows_what_the_tree_knows_however_its_nodes_arrive() -> None:
@@ -245,7 +258,7 @@ def test_the_edge_is_what_has_no_successors() -> None:
     assert acceptance.unexpanded(cursor, 9) == pytest.approx(0.3 + 0.27 + 0.6 * 0.4)
     assert acceptance.unexpanded(cursor.follow([5]), 1) == pytest.approx(0.5 * 0.9)
     assert acceptance.unexpanded(cursor.follow([5, 7, 9]), 4) == 1.0
-    for _ in range(60):
+    for _ in range(600):
         acceptance.learn(small(), [6])
     likely = acceptance.estimate(0.3, 1)
     assert likely > 0.9

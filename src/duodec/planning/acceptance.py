@@ -15,6 +15,11 @@ from duodec.core.draft import ROOT
 _NUM_BINS = 12  # of confidence
 NUM_RANKS = 4  # first, second, third, later
 PRIOR_WEIGHT = 6.0  # labels that the prior counts as
+# a label of a draft model's candidates: what softmax says is nearly how often they are right, and
+# few labels say less. 368 and 695 places of Qwen2.5-Coder and of SmolLM2: the log loss of the first
+# candidate is 0.368 and 0.467 as the model says, 0.397 and 0.484 with whole labels, 0.376 and 0.471
+# with tenths
+_MODEL_LABEL = 0.1
 # where all bins of confidence but the first begin: finer near 0
 EDGES = [(i / _NUM_BINS) ** 2 for i in range(1, _NUM_BINS)]
 MEMORY = 400.0  # labels of a bin after which old ones fade
@@ -70,17 +75,21 @@ class Acceptance:
         return right / (self.num_seen[cell] + PRIOR_WEIGHT)
 
     def observe(
-        self, confidences: Sequence[float], ranks: Sequence[int], is_right: Sequence[bool]
+        self,
+        confidences: Sequence[float],
+        ranks: Sequence[int],
+        is_right: Sequence[bool],
+        weight: float = 1.0,
     ) -> None:
-        """Add labels of siblings."""
+        """Add labels of siblings, each of that weight."""
         # a dozen numbers: loops are faster than arrays here
         for confidence, rank, right in zip(confidences, ranks, is_right, strict=True):
             cell = _cell(confidence, rank)
             if self.num_seen[cell] >= MEMORY:
                 self.num_right[cell] *= 0.5
                 self.num_seen[cell] *= 0.5
-            self.num_right[cell] += right
-            self.num_seen[cell] += 1
+            self.num_right[cell] += weight * right
+            self.num_seen[cell] += weight
 
     def covered(self, prior: Prior = EXPECTED) -> list[float]:
         """The likelihood that the target's token is the first of an expanded node's candidates, one
@@ -90,8 +99,8 @@ class Acceptance:
         return list(accumulate((right + prior.weight * one) / weight for right, one in pairs))
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
-        """Add labels of all of a node's candidates, best first."""
-        self.observe(confidences, range(len(confidences)), is_right)
+        """Add labels of all candidates of a draft model at a node, best first."""
+        self.observe(confidences, range(len(confidences)), is_right, _MODEL_LABEL)
         if self._num_sets >= MEMORY:
             self._right_by_rank = [right * 0.5 for right in self._right_by_rank]
             self._num_sets *= 0.5
