@@ -592,6 +592,21 @@ def test_a_chain_waits_for_its_own_end_while_there_is_room() -> None:
     assert not is_worth_it(False, by_draft, by_text), "it is not in the draft model's tree"
 
 
+def test_a_chain_waits_where_what_others_propose_next_may_be_wrong() -> None:
+    """Also where they are as often right as the draft model: it is asked in case they are not."""
+    tree = CandidateTree()
+    tree.expand(ROOT, [1], [0.95])
+
+    def is_worth_it(likely: float) -> bool:
+        planner = waiting_planner(1)
+        planner.has_branches = False
+        by_draft, by_text = GivenSource({(): [(1, 0.95)]}), GivenSource({(1,): [(2, likely)]})
+        chosen = selected(by_draft, by_text, num_tokens=3, has_branches=False)
+        return planner.is_worth_waiting(TreeCursor(tree), chosen)
+
+    assert [is_worth_it(likely) for likely in (0.2, 0.5, 0.9)] == [True, True, False]
+
+
 def test_of_what_is_proposed_for_a_chain_the_first_counts() -> None:
     tokens = GivenSource({(): [(token, 0.12) for token in range(8)]})
 

@@ -42,9 +42,9 @@ class Waits:
 
     @property
     def trust(self) -> float:
-        """The share of what steps promised that came lately, 1 at most."""
+        """What came lately, of what steps promised; more than 1 where they promised too little."""
         share = (self._brought + _PRIOR_OF_WAITS) / (self._promised + _PRIOR_OF_WAITS)
-        return min(1.0, max(_LEAST_TRUST, share))
+        return max(_LEAST_TRUST, share)
 
     def observe(self, promised: float, brought: float) -> None:
         """Add a round: the tokens that were promised by steps that were waited for, 0 if none was,
@@ -141,7 +141,7 @@ class Planner:
             gained = self._gained(share * value, row)
         else:
             end, offered = _end_of_chain(cursor, selection)
-            gained = self._gained(end, 0.0 if offered else row) - offered
+            gained = self._gained(end - offered, 0.0 if offered else row)
         return gained / self.waits.trust if gained > least else 0.0
 
     def _reach(self, selection: Selection) -> float:
