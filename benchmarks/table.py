@@ -20,7 +20,7 @@ _ALL = (
     Experiment("simulated", "How fast is each method on the curves of GPUs?",
                "decoding.simulated", "measurements.md"),
     Experiment("clocked", "Does the simulation say what a clock says?",
-               "decoding.clocked", "measurements.md"),
+               "decoding.clocked", "evaluation.md"),
     Experiment("adversaries", "Is `auto` ever slower than plain decoding where no draft can pay?",
                "decoding.adversaries", "measurements.md"),
     Experiment("grid", "What does `auto` lose on steep curves while it learns them?",

@@ -35,7 +35,6 @@ from duodec.cli.output import progress_bar
 _CURVES = "rtx4090-8b-q4_0;rtx4090-8b-bf16;mi50-27b-q8_0"
 _METHODS = "ar,lookup,sps:2,auto"
 _SIZE = (720, 250)  # of the figure, in CSS pixels
-_SHOWN = 0.3  # its axis ends there: this share faster or slower than the clock says
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,8 @@ def drawing(held: list[Held]) -> Drawing:
     curves = list(dict.fromkeys(one.curve for one in held))
     methods = list(dict.fromkeys(one.method for one in held))
 
+    most = 110 * max(abs(share) for one in held for share in one.by_prompt.values())
+
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
         for panel, curve in zip(panels, curves, strict=True):
@@ -166,7 +167,7 @@ def drawing(held: list[Held]) -> Drawing:
                         color=COLOURS["ink"],
                     )  # fmt: skip
             panel.set_xticks(range(len(methods)), methods)
-            panel.set_ylim(-100 * _SHOWN, 100 * _SHOWN)
+            panel.set_ylim(-most, most)
         panels[0].set_ylabel("simulated over replayed, %")
         figure.tight_layout()
 
