@@ -55,7 +55,10 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
     assert 0.3 < perf_counter() - begin_s < 5
 
 
-@pytest.mark.parametrize("path", ["chat", "complete", "respond"])
+@pytest.mark.parametrize(
+    "path",
+    ["chat", *(pytest.param(one, marks=pytest.mark.slow) for one in ("complete", "respond"))],
+)
 def test_a_model_is_free_when_its_last_token_is_computed_whoever_reads_it(path: str) -> None:
     service = Service(Settings("tables", num_slots=1, timeout_s=60))
     service.start(engine_on_tables(num_context=4000))

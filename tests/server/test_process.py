@@ -168,6 +168,7 @@ def test_a_signal_while_python_ends_changes_nothing(number: int) -> None:
     assert not any("Traceback" in line for line in server.lines), server.lines
 
 
+@pytest.mark.slow
 def test_sigint_ends_it_where_a_shell_ignores_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a script's job in the background
     try:
@@ -468,6 +469,7 @@ def test_the_processes_that_it_started_end_with_it() -> None:
         until(lambda: not any(child.is_running() for child in children), 5)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_ends_no_server_that_ignores_it() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:
