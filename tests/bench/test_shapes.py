@@ -61,7 +61,7 @@ def test_torch_takes_passes_of_one_number_of_rows() -> None:
 
 def test_torch_has_the_rows_that_it_would_choose() -> None:
     assert shape("torch").widths == Widths.only(8), "rows cost nearly as much as passes"
-    assert shape("torch", published()["rtx4090-8b-bf16"]).widths == Widths.only(16)
+    assert shape("torch", published()["rtx4090-8b-bf16"]).widths == Widths.only(32)
     assert shape("torch", CostCurve.parse("10")).widths == Widths.only(32), "flat"
 
 
