@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -256,8 +257,11 @@ def _sha256(path: Path) -> str:
 
 
 def _recorded(stage: Stage, prompt: Prompt, plan: BenchPlan, max_tokens: int) -> Recorded:
-    """A prompt's texts, and their rows off them, of which none is known yet."""
+    """A prompt's texts, and their rows off them, of which none is known yet. Ends the program where
+    the target cannot complete it."""
     (found,) = record(stage.recorder, [prompt], plan.sampling, max_tokens)
+    if found.error:
+        sys.exit(f"{prompt.task}/{prompt.prompt_id} was not recorded: {found.error}")
     return found, {turn.prompt_tokens + turn.answer: {} for turn in found.turns}
 
 
