@@ -79,6 +79,8 @@ def _host_prices(engine: LLM, parts: Parts, found: HostPrices) -> HostPrices:
     """``found`` with what stands between two passes in a replay: of plain decoding, and of the
     default with a draft, beside that. ``parts`` has the drafter, if there is one."""
     (conversation,) = record(engine, [_TEXT], SamplingParams(seed=0), _TEXT_TOKENS)
+    if conversation.error:  # the run itself will say so
+        return found
     (turn,) = conversation.turns
     plain = _gaps_s(_replayed("ar", turn, parts))
     drafted = _gaps_s(_replayed("auto", turn, parts), with_draft=True)
