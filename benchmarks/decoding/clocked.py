@@ -13,6 +13,7 @@ speed over the replayed one, with its interval over prompts, and how far single 
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,7 +135,14 @@ def _rates(results: Results) -> dict[str, dict[str, Rate]]:
 def _held(
     curve: str, replayed: dict[str, dict[str, Rate]], simulated: dict[str, dict[str, Rate]]
 ) -> list[Held]:
-    return [Held(curve, method, rates, simulated[method]) for method, rates in replayed.items()]
+    """Of the prompts that both completed. Ends the program where these are fewer than two."""
+    held = []
+    for method, rates in replayed.items():
+        own = {prompt: rate for prompt, rate in rates.items() if prompt in simulated[method]}
+        if len(own) < 2:
+            sys.exit(f"{method} completed {len(own)} prompts in both beds; give two or more")
+        held.append(Held(curve, method, own, simulated[method]))
+    return held
 
 
 def _speed(rate: Rate) -> float:
@@ -146,7 +154,7 @@ def drawing(held: list[Held]) -> Drawing:
     curves = list(dict.fromkeys(one.curve for one in held))
     methods = list(dict.fromkeys(one.method for one in held))
 
-    most = 110 * max(abs(share) for one in held for share in one.by_prompt.values())
+    most = 110 * max(0.01, *(abs(share) for one in held for share in one.by_prompt.values()))
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]

@@ -81,7 +81,7 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     report = Report(output, time.monotonic() + 60 * minutes, tuple(filter(None, only.split(","))))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        os.environ.setdefault("DUODEC_CACHE", f"{folder}/cache")  # nothing is kept
+        os.environ["DUODEC_CACHE"] = f"{folder}/cache"  # nothing is kept
         _run(report, Bench.on(device, shape, Path(folder), texts), methods.split(","))
     if report.only and not report.found:
         raise typer.BadParameter(f"no section's name has one of '{only}'; leave --only out for all")

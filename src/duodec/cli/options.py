@@ -188,9 +188,10 @@ SimulateAs = Annotated[str | None, option(
 HostCosts = Annotated[str | None, option(
     "--host-us copy:8,draw:120,candidates:60,selection:40",
     "Microseconds of the host's work in a simulation: of a row copied from the device, drawn "
-    "from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured at "
-    "the start if absent. heads:1500: of the target's own heads a pass; else they cost what they "
-    "read of its weights.", "Benchmark"
+    "from, searched for its likeliest tokens, of a draft selected, of all else between two passes "
+    "(between:60), and of a message to the drafter (handover:300, which is taken where it is not "
+    "given); 0: none but that. Measured at the start if absent. heads:1500: of the target's own "
+    "heads a pass; else they cost what they read of its weights.", "Benchmark"
 )]  # fmt: skip
 
 # Measurements

@@ -139,7 +139,7 @@ def test_each_width_is_warmed_and_so_has_a_graph(monkeypatch: pytest.MonkeyPatch
         ([(8,), (16,), (32,)], (16,)),
         ([(8, 16), (32,)], (8, 16)),
         ([(8, 16, 32)], (8, 16, 32)),
-        ([(8,), (32,)], (8,)),
+        ([(8,), (32,)], (32,)),
     ],
 )
 def test_the_class_is_chosen_by_what_its_passes_cost(

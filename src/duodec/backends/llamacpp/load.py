@@ -174,7 +174,8 @@ def _memory(
     """What a target takes where it will be, the free bytes there, and its devices."""
     lib = load_llama()
     if layers and can_offload():
-        num_contexts = 1 if config.fast else config.num_slots  # that compute apart
+        # that compute apart: recurrent models keep all texts in one
+        num_contexts = 1 if config.fast or header.state_bytes else config.num_slots
         whole = Footprint.of(
             lib, header, cache, config.num_slots, num_lone=0, num_contexts=num_contexts
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -94,7 +95,7 @@ def load(
     model = TorchModel(blueprint(path, config, heads))
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
-        try:
+        with _memory_said(model, num_context):
             network = Network(model.causal_lm, on_warning)
             return TorchTarget(
                 network,
@@ -106,11 +107,6 @@ def load(
                 heads=load_heads(heads, network) if heads else None,
                 on_warning=on_warning,
             )
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            need = replace(model.need, num_context=num_context).beside_weights()
-            raise ModelUnreadable(f"out of memory: {need.complaint(model.place)}") from error
 
     place = f"torch on {model.place.words}, in {model.place.dtype_name}"
     is_on_cpu = model.place.is_on_cpu
@@ -118,12 +114,29 @@ def load(
     asked, trained = config.context, model.num_context_train
     num_context = checked_context(asked, trained) if asked else min(trained, DEFAULT_CONTEXT)
     free = None if is_on_cpu else lambda: sum(model.place.free_bytes)
-    widths, pass_s = chosen_widths(config, model, num_context)
+    try:
+        with _memory_said(model, num_context):
+            widths, pass_s = chosen_widths(config, model, num_context)
+    except BaseException:
+        model.close()
+        raise
     if pass_s:
         place += f", {widths} rows a forward pass"
     return LoadedTarget(
         model, placement, num_context, start, place, free, widths=widths, pass_s=pass_s
     )
+
+
+@contextmanager
+def _memory_said(model: TorchModel, num_context: int) -> Iterator[None]:
+    """Too little memory is a ModelUnreadable that says how much is needed."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        need = replace(model.need, num_context=num_context).beside_weights()
+        raise ModelUnreadable(f"out of memory: {need.complaint(model.place)}") from error
 
 
 def chosen_widths(

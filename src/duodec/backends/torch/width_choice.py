@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import closing
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from duodec.backends.torch import forward
 from duodec.backends.torch.checkpoint.model import TorchModel
 from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.library import torch, transformers
@@ -42,6 +44,11 @@ def _content(path: Path) -> list[str]:
 
 
 def _built() -> tuple[object, ...]:
-    """The versions whose kernels may differ."""
+    """What the kernels of a forward pass follow from: versions, and our own code."""
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
-    return torch.__version__, torch.version.cuda, cudnn, transformers.__version__
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = None
+    own = [content(file) for file in sorted(Path(forward.__path__[0]).glob("*.py"))]
+    return torch.__version__, torch.version.cuda, cudnn, transformers.__version__, triton, own

@@ -33,7 +33,7 @@ _TEXT, _ROWS = 64, 8
 
 @dataclass(frozen=True)
 class HostPrices:
-    """Seconds of each; 0: it is free."""
+    """Seconds of each; 0: it is free. A message takes 0.3 ms unless it is given."""
 
     copy: float = 0.0
     draw: float = 0.0
@@ -45,7 +45,7 @@ class HostPrices:
 
     @classmethod
     def parse(cls, text: str, option: str = "host-us") -> HostPrices:
-        """Microseconds by name, ``0`` for all of them. Raises BadOption."""
+        """Microseconds by name, ``0`` for none but that of a message. Raises BadOption."""
         if text.strip() == "0":
             return cls()
         names = [field.name for field in fields(cls)]
@@ -67,7 +67,12 @@ class HostPrices:
     def __str__(self) -> str:
         prices = {field.name: getattr(self, field.name) for field in fields(self)}
         known = {name: seconds for name, seconds in prices.items() if seconds is not None}
-        return ",".join(f"{name}:{seconds * 1e6:.3g}" for name, seconds in known.items())
+        return ",".join(f"{name}:{_short(seconds * 1e6)}" for name, seconds in known.items())
+
+
+def _short(microseconds: float) -> str:
+    """Three digits or more, without an exponent."""
+    return f"{microseconds:.0f}" if microseconds >= 100 else f"{microseconds:.3g}"
 
 
 NO_PRICES = HostPrices()

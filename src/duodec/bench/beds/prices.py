@@ -6,8 +6,8 @@ drafter process; steps are what that process says of itself, growth and search i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
@@ -28,6 +28,7 @@ from duodec.core.candidates import TreeCursor
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Drafted, Drafter, DraftModel, DraftRequest, RowQuery
+from duodec.core.round import Round
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain
@@ -55,39 +56,34 @@ _PATIENCE_S = 5.0
 _SLOT = 0
 
 
-def measured(
-    pair: ResolvedPair, engine: LLM, parts: Parts, cores: CorePlan, model: DraftModel | None
-) -> tuple[HostPrices, StepTable | None]:
-    """The prices of the host's work and of the steps of ``model``, which is the pair's draft model,
-    if it has one."""
+@contextmanager
+def drafter_of(
+    pair: ResolvedPair, engine: LLM, cores: CorePlan, model: DraftModel | None
+) -> Iterator[Drafter | None]:
+    """The drafter's process of a pair, whose draft model ``model`` is; None where it has none."""
+    if model is None:
+        yield None
+        return
+    vocabulary = cast(SentVocabulary, engine.tokenizer)
+    with closing(open_drafter(pair, vocabulary, engine.num_context, cores)) as drafter:
+        drafter.wait_ready()
+        yield drafter
+
+
+def of_host(engine: LLM, parts: Parts) -> HostPrices:
+    """What the work on rows takes, and what stands between two passes in a replay: of plain
+    decoding, and of the default with a draft, beside that. ``parts`` has the drafter, if there is
+    one, and the cores of who launches the target's passes."""
     found = _on_rows(engine)
-    with ExitStack() as stack:
-        drafter = None
-        if model is not None:
-            vocabulary = cast(SentVocabulary, engine.tokenizer)
-            drafter = open_drafter(pair, vocabulary, engine.num_context, cores)
-            stack.callback(drafter.close)
-            drafter.wait_ready()
-        here = replace(parts, drafter=drafter, target_cores=cores.launch_cores)
-        host = _host_prices(engine, here, found)
-        if drafter is None or model is None:
-            return host, None
-        return host, _steps(drafter, _passes(innermost(model)))
-
-
-def _host_prices(engine: LLM, parts: Parts, found: HostPrices) -> HostPrices:
-    """``found`` with what stands between two passes in a replay: of plain decoding, and of the
-    default with a draft, beside that. ``parts`` has the drafter, if there is one."""
+    if parts.drafter is not None:
+        found = replace(found, handover=_handover_s(parts.drafter))
     (conversation,) = record(engine, [_TEXT], SamplingParams(seed=0), _TEXT_TOKENS)
     if conversation.error:  # the run itself will say so
         return found
     (turn,) = conversation.turns
-    plain = _gaps_s(_replayed("ar", turn, parts))
-    drafted = _gaps_s(_replayed("auto", turn, parts), with_draft=True)
-    between = _usual(plain) if plain else 0.0
-    selection = max(found.selection, _usual(drafted) - between) if drafted else found.selection
-    prices = replace(found, between=between, selection=selection)
-    return prices if parts.drafter is None else replace(prices, handover=_handover_s(parts.drafter))
+    between = _usual(_gaps_s(_replayed("ar", turn, parts).stats.rounds))
+    drafted = _usual(_gaps_s(_replayed("auto", turn, parts).stats.rounds, with_draft=True))
+    return replace(found, between=between, selection=max(found.selection, drafted - between))
 
 
 def _replayed(name: str, turn: Turn, parts: Parts) -> Finished:
@@ -98,25 +94,25 @@ def _replayed(name: str, turn: Turn, parts: Parts) -> Finished:
         return answered(engine, parts.sampling, method(name), turn, len(turn.answer))
 
 
-def _gaps_s(finished: Finished, *, with_draft: bool = False) -> list[float]:
-    """Seconds between two forward passes, waits for drafts left out; the first ones warm up."""
-    rounds = finished.stats.rounds[1:]
+def _gaps_s(rounds: Sequence[Round], *, with_draft: bool = False) -> list[float]:
+    """Seconds between two forward passes, waits for drafts left out; the first one warms up."""
     return [
         after.start_s - before.end_s - after.draft_wait_s
-        for before, after in pairwise(rounds)
+        for before, after in pairwise(rounds[1:])
         if after.num_scored or not with_draft
     ]
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    """The mean of all but the tenth that other programs may have interrupted."""
-    return fmean(sorted(seconds)[: max(1, len(seconds) * 9 // 10)])
+    """The mean of all but the tenth that other programs may have interrupted; 0 of none."""
+    return fmean(sorted(seconds)[: max(1, len(seconds) * 9 // 10)]) if seconds else 0.0
 
 
-def _steps(drafter: Drafter, reads: StepTable) -> StepTable:
-    """A drafter's steps by leaves, as its process measures them; ``reads``: forward passes over
-    more tokens, which read text."""
-    points = {tokens: seconds for tokens, seconds in reads.points if tokens > _LEAVES[-1]}
+def of_steps(drafter: Drafter, model: DraftModel) -> StepTable:
+    """A drafter's steps by leaves, as its process measures them, and forward passes of its
+    ``model`` over more tokens, which read text."""
+    passes = _passes(innermost(model))
+    points = {tokens: seconds for tokens, seconds in passes.points if tokens > _LEAVES[-1]}
     for leaves in _LEAVES:
         plan = Tree(leaves, max_expanded=leaves * _NUM_STEPS)
         drafted, _ = _drafted(drafter, _text(leaves), plan)

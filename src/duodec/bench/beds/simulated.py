@@ -131,10 +131,12 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             loaded = draft_model(pair.draft.path, config, parts)
         host_us, draft_ms = plan.host_us, plan.draft_ms
         if host_us is None or (loaded is not None and draft_ms is None):
-            used = pair if loaded is not None else pair.without_draft()
-            host, steps = prices.measured(used, engine, parts, cores, loaded)
-            # as they are recorded: whoever gives them back gets the same figures
-            host_us, draft_ms = host_us or str(host), draft_ms or str(steps)
+            with prices.drafter_of(pair, engine, cores, loaded) as drafter:
+                here = replace(parts, drafter=drafter, target_cores=cores.launch_cores)
+                # as they are recorded: whoever gives them back gets the same figures
+                host_us = host_us or str(prices.of_host(engine, here))
+                if drafter is not None and loaded is not None:
+                    draft_ms = draft_ms or str(prices.of_steps(drafter, loaded))
         host = HostPrices.parse(host_us)
         facts = {"host_us": str(host)}
         model = None

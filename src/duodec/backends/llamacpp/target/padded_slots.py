@@ -65,7 +65,7 @@ class LlamaPaddedSlots(Target):
 
     def use_threads(self, num_threads: int) -> None:
         for text in self._texts:
-            text.num_threads = num_threads
+            text.use_threads(num_threads)
 
     def show(self, head: Looking) -> None:
         """Let a head see the hidden states of all passes."""
@@ -74,16 +74,15 @@ class LlamaPaddedSlots(Target):
 
     def take_states(self) -> None:
         for text in self._texts:
-            text.states.take()
+            text.take_states()
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises what `launch` raises."""
         return self.launch(queries).result() if queries else []
 
     def launch(self, queries: Sequence[Query]) -> InFlight:
-        """Start the forward passes of all queries, after what their texts lack; the device computes
-        one after another. Raises ContextExceeded and ComputeFailed; then what the slot held is
-        forgotten."""
+        """Start the forward passes of all queries, after what their texts lack. Raises
+        ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
         begun = {q.slot: self._texts[q.slot].launch([replace(q, slot=0)]) for q in queries}
 
         def read() -> dict[int, list[Row]]:
