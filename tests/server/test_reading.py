@@ -98,7 +98,7 @@ def test_where_many_large_bodies_are_received_all_are_read_slowly() -> None:
             assert budget.pause_s(1 << 20) == 0.0
             budget.grow(held[7], 1 << 20)  # half of all that is held at once
             first_s, second_s = budget.pause_s(16_000), budget.pause_s(16_000)
-            assert 0.0 < first_s <= 0.001 < second_s <= 0.002
+            assert 0.0 < first_s < 0.00101 < second_s < 0.00201  # but for roundings of a clock
             begin_s = perf_counter()
             await held[8].grow(1 << 20)
             assert perf_counter() - begin_s > 0.05
