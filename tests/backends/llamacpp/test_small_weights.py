@@ -210,19 +210,15 @@ def engine(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[L
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_plain_decodings(engine: LLM, temperature: float) -> None:
-    num_from_model = 0
-    for seed in range(3, 9):
-        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=24)
-        (plain,), (drafted,) = (
-            engine.generate("The water cycle begins", params, method=name)
-            for name in ("ar", "stream")
-        )
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)
+    plain, *others = (
+        engine.generate("The water cycle begins", params, method=name)[0]
+        for name in ("ar", "stream", "sps")
+    )
+    for drafted in others:
         assert drafted.text == plain.text
         assert drafted.stats.drafter_restarts == 0
-        num_from_model += drafted.stats.num_from_model
-        if num_from_model:
-            return
-    pytest.fail("the same model, rounded, drafted nothing")  # one text is short on a busy machine
+    assert drafted.stats.num_from_model > 0, "the same model, rounded"
 
 
 def test_only_two_kinds_are_known() -> None:
