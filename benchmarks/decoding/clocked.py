@@ -78,8 +78,10 @@ def main(
     data: Annotated[Path, typer.Option(help="A folder in Spec-Bench's format.")],
     target: Annotated[str, typer.Option()] = "smollm2",
     draft: Annotated[str, typer.Option(help="A name or a file.")] = "auto",
-    curves: Annotated[str, typer.Option(help="Costs of a forward pass, by ;.")] = _CURVES,
-    methods: Annotated[str, typer.Option(help="By commas.")] = _METHODS,
+    curves: Annotated[
+        str, typer.Option(help="Costs of a forward pass, separated by semicolons.")
+    ] = _CURVES,
+    methods: Annotated[str, typer.Option(help="Separated by commas.")] = _METHODS,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 2,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     repeats: Annotated[int, typer.Option(help="Of the replay.")] = 3,

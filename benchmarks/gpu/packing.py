@@ -1,5 +1,5 @@
-"""Collect in one folder what `benchmarks gpu` needs beside this tree where there is only torch, and
-no network.
+"""Collect in one folder what `benchmarks gpu` needs besides this tree, where there is only torch
+and no network.
 
 The tree brings duodec, its draft model and the benchmarks. The folder is a program, `start.py`,
 with an archive: llama.cpp, its CPU backend in two variants of which one is taken there, duodec's
@@ -40,6 +40,7 @@ _BINDINGS = re.compile(
     rf"|(llama_cpp/)?lib/{_LIBRARY}"
 )
 _CPU = re.compile(r"(?:llama_cpp/)?lib/(libggml-cpu\.so(\.\d+)?)")
+_CUDA = re.compile(r"(?:llama_cpp/)?lib/libggml-cuda\.so\.\d+")
 _KEPT = re.compile(r".*\.(py|so|typed)|.*\.dist-info/METADATA")
 
 
@@ -48,6 +49,8 @@ def pack_into(folder: Path, llama_cpp: Path | None) -> None:
     one the library computes on the CPU. Raises BadOption, BuildFailed and OSError."""
     if folder.exists() and any(folder.iterdir()):
         raise BadOption(f"{folder} is not empty; name a new folder")
+    if llama_cpp is not None:
+        _check(llama_cpp)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch)
@@ -78,6 +81,19 @@ def pack_into(folder: Path, llama_cpp: Path | None) -> None:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _check(wheel: Path) -> None:
+    """A wheel for CUDA, of the version whose CPU backend is packed with it. Raises BadOption."""
+    version = wheel.name.split("-")[1:2]
+    if version != [native.VERSION]:
+        raise BadOption(f"{wheel.name} is not version {native.VERSION} of llama-cpp-python")
+    with zipfile.ZipFile(wheel) as archive:
+        if not any(_CUDA.fullmatch(member) for member in archive.namelist()):
+            raise BadOption(
+                f"{wheel.name} holds no libggml-cuda.so with a version in its name; build it with "
+                "`duodec setup --gpu cuda`"
+            )
 
 
 def _wheel(variant: str) -> Path:

@@ -222,6 +222,23 @@ def packed(
     return folder
 
 
+@pytest.mark.parametrize(
+    ("name", "library", "words"),
+    [
+        ("llama_cpp_python-0.1.0-py3-none-any.whl", "libggml-cuda.so.0", "is not version"),
+        (f"llama_cpp_python-{packing.native.VERSION}-any.whl", "libggml-cpu.so.0", "libggml-cuda"),
+        (f"llama_cpp_python-{packing.native.VERSION}-any.whl", "libggml-cuda.so", "libggml-cuda"),
+    ],
+)
+def test_a_wheel_that_does_not_fit_is_refused_before_it_travels(
+    tmp_path: Path, name: str, library: str, words: str
+) -> None:
+    with packing.zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr(f"llama_cpp/lib/{library}", "")
+    with pytest.raises(BadOption, match=words):
+        packing.pack_into(tmp_path / "packed", tmp_path / name)
+
+
 def test_what_travels_is_what_the_tree_and_torch_lack(packed: Path) -> None:
     assert {path.name for path in packed.iterdir()} == {"__main__.py", "texts.json", "site.tar.xz"}
     with packing.tarfile.open(packed / "site.tar.xz") as archive:

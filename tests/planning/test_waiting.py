@@ -66,7 +66,7 @@ def test_steps_that_bring_what_they_promise_are_waited_for() -> None:
         promised = own.promised_by_waiting(TreeCursor(), nothing)
         assert promised
         waits.observe(promised, number % 2 * 2 * promised)
-    assert 0.8 < waits.trust < 1.2
+    assert waits.trust == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_promise_is_the_same_whatever_came_of_earlier_ones() -> None:

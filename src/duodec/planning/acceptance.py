@@ -22,7 +22,7 @@ PRIOR_WEIGHT = 6.0  # labels that the prior counts as
 _MODEL_LABEL = 0.1
 # where all bins of confidence but the first begin: finer near 0
 EDGES = [(i / _NUM_BINS) ** 2 for i in range(1, _NUM_BINS)]
-MEMORY = 400.0  # labels of a bin after which old ones fade
+MEMORY = 400.0  # weight of a bin's labels at which old ones fade
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def query(text: Tokens, num_prompt: int, draft: tuple[int, ...] = (), slot: int 
 
 def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaPaddedSlots:
     return LlamaPaddedSlots(
-        model, widths=WIDTHS, num_context=1200, num_threads=1, num_slots=num_slots, **more
+        num_slots, model, widths=WIDTHS, num_context=1200, num_threads=1, **more
     )
 
 

@@ -412,8 +412,8 @@ def reused(model: LlamaModel, target: LlamaPadded) -> int:
 
 
 def test_requests_that_alternate_keep_their_graphs(model: LlamaModel) -> None:
-    options: Any = {"num_context": 400, "num_threads": 1, "num_slots": 2}
-    with closing(LlamaPaddedSlots(model, widths=Widths.only(8), **options)) as target:
+    options: Any = {"num_context": 400, "num_threads": 1}
+    with closing(LlamaPaddedSlots(2, model, widths=Widths.only(8), **options)) as target:
         texts = [np.arange(40 + slot, dtype=np.int32) for slot in range(2)]
         sampler = replace(Sampler(), num_prompt_tokens=40)
         target.score([Query(slot, texts[slot], sampler=sampler) for slot in range(2)])
@@ -433,8 +433,8 @@ def test_texts_of_several_slots_have_the_rows_that_each_has_alone(model: LlamaMo
     texts = [dice.integers(0, 512, 20 + 30 * i).astype(np.int32) for i in range(3)]
     samplers = [replace(Sampler(), num_prompt_tokens=len(text)) for text in texts]
     with (
-        closing(LlamaPaddedSlots(model, num_slots=3, **options)) as shared,
-        closing(LlamaPaddedSlots(model, num_slots=1, **options)) as alone,
+        closing(LlamaPaddedSlots(3, model, **options)) as shared,
+        closing(LlamaPaddedSlots(1, model, **options)) as alone,
     ):
         for _ in range(4):
             drafts = [Draft.chain(dice.integers(0, 512, 2 * i)) for i in range(3)]

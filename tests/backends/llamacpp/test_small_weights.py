@@ -203,7 +203,7 @@ def test_the_drafter_is_told(kind: str, is_small: bool, monkeypatch: pytest.Monk
 @pytest.fixture(scope="module", params=["auto", "file"])
 def engine(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[LLM]:
     with LLM.load(
-        str(SHIPPED), draft=str(files["q8_0"]), draft_weights=request.param, pace=0.02
+        str(SHIPPED), draft=str(files["q8_0"]), draft_weights=request.param, pace=0.06
     ) as engine:
         yield engine
 
@@ -211,13 +211,11 @@ def engine(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[L
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_plain_decodings(engine: LLM, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)
-    plain, *others = (
-        engine.generate("The water cycle begins", params, method=name)[0]
-        for name in ("ar", "stream", "sps")
+    (plain,), (drafted,) = (
+        engine.generate("The water cycle begins", params, method=name) for name in ("ar", "stream")
     )
-    for drafted in others:
-        assert drafted.text == plain.text
-        assert drafted.stats.drafter_restarts == 0
+    assert drafted.text == plain.text
+    assert drafted.stats.drafter_restarts == 0
     assert drafted.stats.num_from_model > 0, "the same model, rounded"
 
 

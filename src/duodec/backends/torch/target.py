@@ -100,15 +100,16 @@ class TorchScores(Scores):
 class TorchTarget(Target):
     """A target over a loaded causal language model, on its device.
 
-    ``num_slots`` texts of ``num_context`` tokens are kept. A forward that continues a text has one
-    of the ``widths`` when ``is_width_exact``, whatever is asked for (a wider tree takes several),
-    and gives a row the same bits in every tree, if the widths agree. A prompt, whose end the
-    query's sampler tells, is read in parts of ``num_chunk`` tokens that begin at multiples of it,
-    the last one padded to a size that its length tells, so that how it was cut or known changes no
-    bits either. Otherwise a pass has as few rows as it can. ``on_chunk`` is called between two
-    parts of a prompt, and may raise to abandon it: what was read stays known. ``on_warning`` gets a
-    line when passes are slower than they should be. ``heads``, where there are some, propose
-    tokens. Raises ModelUnreadable for models that cannot be scored as trees, and BadOption.
+    ``num_slots`` texts of ``num_context`` tokens are kept. A forward pass that continues a text has
+    one of the ``widths`` when ``is_width_exact``, whatever is asked for (a wider tree takes
+    several), and gives a row the same bits in every tree, if the widths agree. A prompt, whose end
+    the query's sampler tells, is prefilled in parts of ``num_chunk`` tokens that begin at multiples
+    of it, the last one padded to a size that its length tells, so that how it was cut or known
+    changes no bits either. Otherwise a pass has as few rows as it can. ``on_chunk`` is called
+    between two parts of a prompt, and may raise to abandon it: what was prefilled stays known.
+    ``on_warning`` gets a line when passes are slower than they should be. ``heads``, where there
+    are some, propose tokens. Raises ModelUnreadable for models that cannot be scored as trees, and
+    BadOption.
     """
 
     def __init__(

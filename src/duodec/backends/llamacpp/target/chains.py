@@ -47,8 +47,8 @@ _PAD = 256  # cells that llama.cpp rounds a stream up to
 NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 
-class Looking(Protocol):
-    """What is to see the hidden states of forward passes."""
+class SeesStates(Protocol):
+    """Receives the hidden states of forward passes."""
 
     def states(self, handle: object, slot_of: Callable[[Entry], int]) -> HiddenStates: ...
 
@@ -230,8 +230,8 @@ class LlamaChains(Target):
         """Threads of every forward pass from now on."""
         self.num_threads = num_threads
 
-    def show(self, head: Looking) -> None:
-        """Let a head see the hidden states of all passes."""
+    def show(self, head: SeesStates) -> None:
+        """Let a head see the hidden states of all forward passes."""
         self.states = head.states(self.handle, lambda entry: entry.seqs[0])
 
     def take_states(self) -> None:

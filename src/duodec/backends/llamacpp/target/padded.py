@@ -28,7 +28,7 @@ from duodec.core.rows import Row
 from duodec.core.traits import TargetTraits, Widths
 
 MOST_ROWS = 64
-NUM_PIECE = 512  # tokens of a prompt that are read at once: llama.cpp's own number
+NUM_PIECE = 512  # tokens of a prompt that are prefilled at once: llama.cpp's own number
 _SHOWN_STEP = 256  # cells by which llama.cpp shows a forward pass more of a stream
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
@@ -37,9 +37,9 @@ class LlamaPadded(LlamaChains):
     """A target on a device for the text of slot 0; its scores hold until the next `launch` or
     `score`.
 
-    A forward pass has one of the ``widths``; a longer chain is cut. Prompts,
-    whose end the query's sampler tells, are read in pieces of ``num_piece`` tokens. ``on_chunk`` is
-    called between two of them, and may raise to abandon the prompt: what was read stays known.
+    A forward pass has one of the ``widths``; a longer chain is cut. Prompts, whose end the query's
+    sampler tells, are prefilled in pieces of ``num_piece`` tokens. ``on_chunk`` is called between
+    two of them, and may raise to abandon the prompt: what was prefilled stays known.
     """
 
     def __init__(

@@ -7,49 +7,32 @@ never replay a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target.chains import InFlight, Looking
+from duodec.backends.llamacpp.target.chains import InFlight, SeesStates
 from duodec.backends.llamacpp.target.copying import Place
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.tree_cache import Entry
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
-from duodec.core.traits import TargetTraits, Widths
+from duodec.core.traits import TargetTraits
 
 
 class LlamaPaddedSlots(Target):
     """A target for the texts of ``num_slots`` slots, as `LlamaPadded` is for one. A query's scores
-    hold until the next pass of its slot. ``on_chunk`` is that of `LlamaPadded`."""
+    hold until the next forward pass of its slot."""
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        *,
-        widths: Widths,
-        num_context: int,
-        num_threads: int,
-        num_slots: int,
-        uses_flash_attention: bool | None = None,
-        on_chunk: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Raises BadOption and ModelUnreadable."""
+    def __init__(self, num_slots: int, model: LlamaModel, **options: Any) -> None:
+        """``options`` are those of each `LlamaPadded`. Raises BadOption and ModelUnreadable."""
         self._texts: list[LlamaPadded] = []
         try:
             for _ in range(num_slots):
-                text = LlamaPadded(
-                    model,
-                    widths=widths,
-                    num_context=num_context,
-                    num_threads=num_threads,
-                    uses_flash_attention=uses_flash_attention,
-                    on_chunk=on_chunk,
-                )
-                self._texts.append(text)
+                self._texts.append(LlamaPadded(model, **options))
         except BaseException:
             self.close()
             raise
@@ -67,8 +50,8 @@ class LlamaPaddedSlots(Target):
         for text in self._texts:
             text.use_threads(num_threads)
 
-    def show(self, head: Looking) -> None:
-        """Let a head see the hidden states of all passes."""
+    def show(self, head: SeesStates) -> None:
+        """Let a head see the hidden states of all forward passes."""
         for slot, text in enumerate(self._texts):
             text.states = head.states(text.handle, partial(_of, slot))
 

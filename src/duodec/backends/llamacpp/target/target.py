@@ -30,12 +30,11 @@ class LlamaTarget(Target):
     Any other model scores trees, and where there are several slots, chains of all of them in one
     forward pass: in one cache, the branches of several texts fill each other's holes, and attention
     then sums in another order, so that bits would depend on the other requests. So a request that
-    is alone is
-    scored as trees, and so is one whose method needs branches, in a context of its slot's own,
-    which is opened when it is first needed. ``is_width_exact``: no bit depends on what is drafted;
-    on a device each text has passes of its own for that. ``most_threads`` tells how many threads
-    may compute now, if that changes. ``open_head`` makes a head that proposes drafts, given one of
-    the target's contexts; it sees the states of all of them.
+    is alone is scored as trees, and so is one whose method needs branches, in a context of its
+    slot's own, which is opened when it is first needed. ``is_width_exact``: no bit depends on what
+    is drafted; on a device each text has passes of its own for that. ``most_threads`` tells how
+    many threads may compute now, if that changes. ``open_head`` makes a head that proposes drafts,
+    given one of the target's contexts; it sees the states of all of them.
     """
 
     def __init__(
@@ -58,29 +57,26 @@ class LlamaTarget(Target):
         self._trees: dict[int, LlamaTrees] = {}  # by slot
         self._chains: LlamaChains | LlamaPaddedSlots | None = None
         self._head: LlamaHead | None = None
-        options: Any = {
-            "num_slots": num_slots,
-            "num_context": num_context,
-            "num_threads": num_threads,
-        }
+        options: Any = {"num_context": num_context, "num_threads": num_threads}
+        shared = {"num_slots": num_slots, **options}
         try:
             if model.is_recurrent:
                 self._chains = LlamaRecurrent(
-                    model, is_width_exact=is_width_exact, on_chunk=self._look_up, **options
+                    model, is_width_exact=is_width_exact, on_chunk=self._look_up, **shared
                 )
             elif widths and is_width_exact:
                 self._chains = LlamaPaddedSlots(
-                    model, widths=widths, on_chunk=self._look_up, **options
+                    num_slots, model, widths=widths, on_chunk=self._look_up, **options
                 )
             elif widths:
                 self._chains = LlamaChains(
-                    model, num_rows=widths.most, is_width_exact=False, **options
+                    model, num_rows=widths.most, is_width_exact=False, **shared
                 )
                 self._chains.on_chunk = self._look_up
             else:
                 self._open_trees(0)
                 if num_slots > 1:
-                    self._chains = LlamaChains(model, is_width_exact=is_width_exact, **options)
+                    self._chains = LlamaChains(model, is_width_exact=is_width_exact, **shared)
             if open_head:
                 parts = [*(trees.context for trees in self._trees.values()), self._chains]
                 self._head = open_head(next(part.handle for part in parts if part))
