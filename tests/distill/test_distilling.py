@@ -22,7 +22,7 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.drafts.parallel import parallel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
-from duodec.bench.beds import simulated
+from duodec.bench.beds import prices
 from duodec.bench.beds.virtual import StepTable
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
@@ -183,7 +183,8 @@ def test_chains_show_the_draft_alone_however_long_its_steps_seemed_to_take(
 ) -> None:
     """On a busy machine a step of two tokens may seem to take a thousand times as long as one."""
     done, result = made
-    monkeypatch.setattr(simulated, "measured", lambda model: StepTable.parse("1:0.1,2:100"))
+    slow = StepTable.parse("1:0.1,2:100")
+    monkeypatch.setattr(prices, "of_steps", lambda drafter, model: slow)
     held_out = done.prompts.conversations[: done.prompts.num_held_out]
     (verdict,) = judged(
         done.config, [result.path], held_out, done.params,
