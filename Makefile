@@ -49,10 +49,10 @@ test-soak: setup  ## run the tests that try again and again what others try once
 	@$(BIN)/python -m pytest -n 2 --dist load -m soak
 
 test-torch: MARKS ?= not soak
-test-torch: setup-torch  ## run the tests of targets on torch
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 -m "$(MARKS)" \
-		tests/backends/torch \
+test-torch: setup-torch  ## run the tests of targets on torch (long files come first)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 -m "$(MARKS)" \
 		tests/distill \
+		tests/backends/torch \
 		tests/backends/llamacpp/test_recurrent.py \
 		tests/backends/llamacpp/test_families.py \
 		tests/backends/llamacpp/test_packed_models.py \

@@ -131,6 +131,7 @@ def test_too_little_memory_or_disk_is_told_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("few_judged")
 def test_a_disk_that_fills_up_is_one_line_and_loses_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +146,8 @@ def test_a_disk_that_fills_up_is_one_line_and_loses_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     written: list[int] = []
-    few = ("--limit", "28", "--max-tokens", "8", "--steps", "4", "--quantize", "f16")
+    few = ("--limit", "28", "--max-tokens", "8", "--steps", "4", "--quantize", "f16",
+           "--judge-ms", "5")  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full_after_two)
         status, _, err = run(capsys, *pair, *few, "--quiet")
@@ -164,6 +166,7 @@ def test_a_disk_that_fills_up_is_one_line_and_loses_nothing(
     assert refused_again(capsys, pair).endswith("or delete that folder")
 
 
+@pytest.mark.usefixtures("few_judged")
 @pytest.mark.parametrize("name", ["checkpoint", "candidate"])
 def test_a_disk_that_fills_up_while_weights_are_written(
     capsys: pytest.CaptureFixture[str],
@@ -185,7 +188,8 @@ def test_a_disk_that_fills_up_while_weights_are_written(
 
         return writing
 
-    few = ("--limit", "28", "--max-tokens", "8", "--steps", "2", "--quantize", "f16", "--quiet")
+    few = ("--limit", "28", "--max-tokens", "8", "--steps", "2", "--quantize", "f16",
+           "--judge-ms", "5", "--quiet")  # fmt: skip
     with monkeypatch.context() as patch:
         if name == "checkpoint":
             patch.setattr(training.Training, "save", full(training.Training.save))

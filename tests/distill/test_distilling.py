@@ -194,6 +194,7 @@ def test_chains_show_the_draft_alone_however_long_its_steps_seemed_to_take(
     assert verdict.default < result.after.default
 
 
+@pytest.mark.usefixtures("few_judged")
 def test_a_draft_learns_to_draft_several_tokens_at_once(
     made: tuple[Distillation, Result], models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_draft_learns_to_draft_several_tokens_at_once(
     assert parallel(library.load(), result.path, None) == again.parallel
 
 
+@pytest.mark.usefixtures("few_judged")
 def test_a_large_vocabulary_stays_as_it_was(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_large_vocabulary_stays_as_it_was(
         assert same == is_kept, name
 
 
+@pytest.mark.usefixtures("few_judged")
 def test_prompts_of_the_targets_own_are_answered_as_well(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -245,6 +248,7 @@ def test_prompts_of_the_targets_own_are_answered_as_well(
             work(models, done.output, replace(settings, **{name: 44}))
 
 
+@pytest.mark.usefixtures("few_judged")
 def test_no_prompt_is_written_once_some_are_recorded(
     models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -81,11 +81,14 @@ class Runner:
             self.facts.update(stage.facts)
             try:
                 warm_ups, measured = self._record(stage, prompts)
+                gc.freeze()  # as in a server: what is loaded is not walked over at each completion
                 for repeat in range(self.plan.repeats):
                     self._repeat(stage, entrants, warm_ups, measured, repeat)
             except KeyboardInterrupt:
                 self.on_interrupt()
                 raise
+            finally:
+                gc.unfreeze()
 
     def _is_done_with_another_draft(self, entrant: Entrant) -> bool:
         """A method without a draft model is measured once a target."""
