@@ -331,6 +331,7 @@ def test_without_a_compiler_setup_takes_that_of_the_package_index(
         assert ("fetching NVIDIA's CUDA compiler" in capsys.readouterr().err) == is_fetched
     (home,) = tmp_path.glob("cache/cuda/*/nvidia/cu13")
     assert (home / "lib" / "libcublas.so").resolve().name == "libcublas.so.13"
+    assert (home / "lib64").resolve() == home / "lib", "nvcc of 13.0 looks there"
     args = f"-DCMAKE_CUDA_COMPILER={home / 'bin' / 'nvcc'} -DCUDAToolkit_ROOT={home}"
     no_driver = "-DGGML_CUDA_NO_VMM=ON"  # there is no library of it to link to
     assert built == [f"-DGGML_CUDA=on {args} {no_driver} -DCMAKE_CUDA_ARCHITECTURES=90"] * 2

@@ -144,7 +144,10 @@ def can_build_cuda(told: str) -> bool:
 
 def complete_toolkit(folder: Path) -> None:
     """Give the libraries of `packaged_toolkit`, installed in a folder, the names that a linker
-    looks for."""
+    looks for, and their folder the one in which `nvcc` looks."""
+    for home in folder.glob("nvidia/*/lib"):
+        if not home.with_name("lib64").exists():
+            home.with_name("lib64").symlink_to(home.name)
     for library in sorted(folder.glob("nvidia/*/lib/lib*.so.*")):
         name = library.with_name(f"{library.name.partition('.so')[0]}.so")
         if not name.is_symlink() and not name.exists():
