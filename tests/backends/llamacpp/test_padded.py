@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from fakes.tiny_models import write_dense
 
+from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.checks.row_trial import RowTrial, try_rows
+from duodec.backends.llamacpp.library import digest as library_digest
 from duodec.backends.llamacpp.load import chosen_widths
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import width_choice
@@ -290,6 +292,31 @@ def test_a_choice_is_kept_for_the_content_of_a_file(
     assert chosen("one.gguf", 1.0) == 4
     assert chosen("again.gguf", 1.0) == 4, "measured once"
     assert chosen("one.gguf", 2.0) == 2, "another model of the same size"
+
+
+def test_a_choice_is_kept_for_the_content_of_the_libraries(tmp_path: Path) -> None:
+    """One version sums otherwise with other options, another compiler or changed sources."""
+
+    def build(name: str, cuda: bytes) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in ("libggml-cuda.so", "libggml-cuda.so.0"):  # a wheel has no links
+            (folder / file).write_bytes(cuda)
+        (folder / "libllama.so").write_bytes(b"llama")
+        (folder / "another.so").write_bytes(name.encode())
+        return library_digest(folder)
+
+    plain = bytes(1 << 20)
+    assert build("one", plain) == build("installed again", plain)
+    assert build("changed", plain[:-1] + b"1") != library_digest(tmp_path / "one")
+
+
+def test_another_build_has_a_choice_of_its_own(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = width_choice._key(model)
+    monkeypatch.setattr(library, "digest", lambda folder: "another")
+    assert width_choice._key(model) != first
 
 
 def test_rows_are_of_a_device(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:

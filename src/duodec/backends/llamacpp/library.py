@@ -7,7 +7,10 @@ kernels. Everything of llama.cpp that the package uses goes through `load`.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -53,6 +56,21 @@ def packs(library: Any, type_: int) -> bool:
     function = library._lib.duodec_packs
     function.restype, function.argtypes = ctypes.c_bool, (ctypes.c_int,)
     return bool(function(type_))
+
+
+@cache
+def digest(folder: Path) -> str:
+    """Names the build whose libraries lie in a folder, by their whole content: options, compilers
+    and changes to the sources count, and an installation of the same files is the same build."""
+    own = [path for path in folder.iterdir() if "ggml" in path.name or "llama" in path.name]
+    files = {path.stat().st_size: path for path in sorted(own) if path.is_file()}  # each once
+    parts = [hashlib.blake2b(path.read_bytes()).digest() for _, path in sorted(files.items())]
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def folder(library: Any) -> Path:
+    """Where the libraries lie that the bindings have loaded."""
+    return Path(library._lib._name).resolve().parent
 
 
 def has_amx(library: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 
 from duodec.backends.llamacpp import library
-from duodec.backends.llamacpp.build.native import VERSION
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.widths.choice import WidthChoice, content, keep, kept, key_of, measured
@@ -40,4 +39,5 @@ def kept_choice(model: LlamaModel) -> WidthChoice | None:
 
 
 def _key(model: LlamaModel) -> str:
-    return key_of(content(model.path), model.placed_as, (VERSION, library.kernels(model.lib)))
+    build = library.digest(library.folder(model.lib)), library.kernels(model.lib)
+    return key_of(content(model.path), model.placed_as, build)
