@@ -24,8 +24,9 @@ from duodec.backends.torch import width_choice
 from duodec.backends.torch.checkpoint.blueprint import Blueprint
 from duodec.backends.torch.checkpoint.model import TorchModel
 from duodec.backends.torch.checkpoint.placing import DevicePlacement
+from duodec.backends.torch.forward import network
 from duodec.backends.torch.forward.forwards import Forwards, InputRows
-from duodec.backends.torch.forward.layouts import Layout
+from duodec.backends.torch.forward.layouts import BlockLayouts, Layout, SplitLayouts
 from duodec.backends.torch.target import TorchTarget
 from duodec.backends.torch.width_choice import WIDTHS, choice_for
 from duodec.backends.widths.choice import TREES, WidthChoice
@@ -163,6 +164,38 @@ def test_a_choice_is_measured_once_for_a_model(
     assert first.widths
     monkeypatch.setattr(width_choice, "measured", lambda *_: pytest.fail("measured anew"))
     assert choice_for(model, 200) == first
+
+
+def test_a_choice_holds_for_the_kernels_that_it_was_made_with(
+    model: TorchModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton may stop compiling, or begin to, with the same versions of everything."""
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
+    made: list[WidthChoice] = []
+
+    def measured(*_: object) -> WidthChoice:
+        made.append(WidthChoice(COSTS, COSTS, [(8,), (16,), (32,)], TREES))
+        return made[-1]
+
+    def compiles(layers: bool, attention: bool) -> None:
+        def fuse_layers(model: object) -> Callable[[], None]:
+            if not layers:
+                raise ImportError("no compiler")
+            return lambda: None
+
+        found = SplitLayouts(1, 512) if attention else BlockLayouts(512)
+        monkeypatch.setattr(network, "fuse_layers", fuse_layers)
+        monkeypatch.setattr(width_choice, "exact_layouts", lambda *_: found)
+
+    monkeypatch.setattr(width_choice, "measured", measured)
+    monkeypatch.setattr(network, "gains_by_fusing", lambda device: True)
+    for number, (layers, attention) in enumerate(
+        [(False, False), (True, False), (True, True), (False, True)], 1
+    ):
+        compiles(layers, attention)
+        for _ in range(2):  # the second time it is kept
+            choice_for(model, 200)
+        assert len(made) == number
 
 
 def test_a_card_has_the_chosen_widths_and_a_cpu_few_rows(

@@ -7,7 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from duodec.backends.torch import forward
+from duodec.backends.torch.checkpoint.memory import Extent
 from duodec.backends.torch.checkpoint.model import TorchModel
+from duodec.backends.torch.forward.layouts import exact_layouts
 from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.library import torch, transformers
 from duodec.backends.torch.target import TorchTarget
@@ -23,16 +25,24 @@ def choice_for(model: TorchModel, num_context: int) -> WidthChoice:
     of a text of ``num_context`` tokens. Raises ComputeFailed."""
     most = max(WIDTHS)
     depths = fitting(DEPTHS, num_context, most)
-    key = key_of(_content(model.path), model.place.words, model.place.dtype_name, depths, _built())
-    if found := kept(key, TREES):
-        return found
-    target = TorchTarget(
-        Network(model.causal_lm), num_context=num_cells(depths, most), widths=Widths(WIDTHS)
-    )
-    with closing(target):
-        choice = measured(target, WIDTHS, model.num_vocab, depths, TREES)
+    with closing(Network(model.causal_lm)) as network:
+        computed = _computed(network, num_cells(depths, most))
+        place = model.place.words, model.place.dtype_name
+        key = key_of(_content(model.path), *place, depths, _built(), computed)
+        if found := kept(key, TREES):
+            return found
+        target = TorchTarget(network, num_context=num_cells(depths, most), widths=Widths(WIDTHS))
+        with closing(target):
+            choice = measured(target, WIDTHS, model.num_vocab, depths, TREES)
     keep(key, choice)
     return choice
+
+
+def _computed(network: Network, num_context: int) -> tuple[object, ...]:
+    """What computes a row's bits here and now: Triton may be installed and not compile."""
+    num_region = Extent.on(network.device.type, num_context).num_region
+    layouts = exact_layouts(network, 1, num_region, Widths(WIDTHS), lambda line: None)
+    return network.has_fused_layers, type(layouts).__name__
 
 
 def _content(path: Path) -> list[str]:

@@ -52,6 +52,7 @@ class Network:
         self._part = join(model)
         self._forget_states: Callable[[], None] = lambda: None
         self.split_layers: Callable[[], None] = lambda: None  # restores their own forward
+        self.has_fused_layers = False
         try:
             with torch.inference_mode():
                 expected = self._learn()
@@ -86,6 +87,7 @@ class Network:
         try:
             self.split_layers = fuse_layers(self._model)
             self._check_logits(expected)
+            self.has_fused_layers = True
         except Exception as error:  # noqa: BLE001  # a compiler may raise anything
             self.split_layers()
             reason = first_line(error)
