@@ -128,14 +128,15 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
     Without `--this-python` the Python that the environment was made with is kept.
     """
     keeps = "--this-python" not in sys.argv and VENV_PYTHON.exists()  # a dead link does not exist
+    cmake_args = _cmake_args(made)
     return {
         "always": native.ALWAYS,
-        "cmake_args": _cmake_args(made),
+        "cmake_args": cmake_args,
         "cpu": cpu,
         "extras": _extras(made),
         "inner_loops": inner_loops.library_path().name,  # its sources, by their digest
         "place": str(ROOT),  # scripts in .venv/bin name it: a moved folder is set up anew
-        "ours": native.sources_digest(),
+        "ours": native.sources_digest(cmake_args),
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "python": made.get("python", "") if keeps else _this_python(),
         "version": native.VERSION,

@@ -44,7 +44,7 @@ if os.environ.get("BREAKS_KERNELS") and "-DDUODEC_KERNELS=OFF" not in os.environ
     print(os.environ["BREAKS_KERNELS"] + "/tiles.h:7:1: error: no such instruction")
     sys.exit(1)
 if sys.argv[1] == "wheel":
-    print("[1/2] Building CXX object", flush=True)
+    print("[1/2] Building CXX object\\n" + os.environ.get("TOLD", ""), flush=True)
     folder = Path(sys.argv[sys.argv.index("--wheel-dir") + 1])
     folder.mkdir()
     (folder / "llama_cpp_python-0.3.36-py3-none-any.whl").touch()
@@ -93,6 +93,17 @@ def test_a_build_makes_the_library_only_and_no_amx_kernels(pip: list[str], tmp_p
     assert call.endswith("-DOWN=on")
     words = native.LIBRARY_ONLY.read_text()
     assert "set(LLAMA_BUILD_COMMON OFF" in words
+
+
+def test_a_build_for_cuda_changes_its_sources_and_tells_what_it_left(
+    pip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOLD", "  -- duodec: mmvq.cu reads otherwise\n  -- ggml version: 1")
+    said: list[str] = []
+    native.find_or_build(pip, "a cpu", "-DGGML_CUDA=on", said.append)
+    assert said[1:] == ["mmvq.cu reads otherwise"]
+    (call,) = calls(tmp_path)
+    assert f"-DCMAKE_PROJECT_ggml_INCLUDE={native.CUDA_WIDTHS}" in call
 
 
 def test_a_build_that_fails_shows_the_end_of_its_log(

@@ -31,6 +31,7 @@ VERSION = "0.3.36"
 ALWAYS = "-DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 LIBRARY_ONLY = Path(__file__).with_name("library_only.cmake")
 KERNELS = Path(__file__).parents[1] / "kernels"  # of ours, compiled into llama.cpp's CPU backend
+CUDA_WIDTHS = Path(__file__).with_name("cuda_widths.cmake")  # what we change in its CUDA backend
 
 _WITHOUT_KERNELS = "-DDUODEC_KERNELS=OFF"
 _LOG_LINES_SHOWN = 25
@@ -40,6 +41,7 @@ _SAYS_EVERY_S = 30.0  # off a terminal
 _FEWEST_STEPS = 5  # before the time left is estimated
 _BAR = 24
 _STEP = re.compile(rb"\[ *(\d+)/(\d+)\]|\[ *(\d+)(%)\]")  # of Ninja, of Make
+_TOLD = re.compile(r"-- duodec: (.+)")  # by our CMake files
 
 
 def _file(path: Path) -> ModuleType:
@@ -190,7 +192,6 @@ def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None
             install_packages(
                 ["-t", str(scratch / "toolkit"), *wanted], pip, TMPDIR=str(scratch / "tmp")
             )
-            toolchains.complete_toolkit(scratch / "toolkit")
             _keep(scratch / "toolkit", folder, toolchains.PACKAGED_NVCC)
         except (BuildFailed, OSError) as error:
             say(f"it is not to be had: {error}")
@@ -202,6 +203,7 @@ def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None
     nvcc: Path | None = toolchains.packaged_nvcc(folder)
     if nvcc is not None:
         _check_owned(nvcc)
+        toolchains.complete_toolkit(folder)
     return nvcc
 
 
@@ -242,15 +244,22 @@ def wheel_key(cpu: str, cmake_args: str) -> str:
     system = [platform.system(), platform.machine(), *platform.libc_ver()]
     # where nobody says otherwise, CMake builds for the cards that it sees
     cards = toolchains.architectures() if toolchains.is_for_cuda(cmake_args) else []
-    built_how = [*system, ALWAYS, cmake_args, *cards, sources_digest()]
+    built_how = [*system, ALWAYS, cmake_args, *cards, sources_digest(cmake_args)]
     digest = hashlib.sha256("\n".join(built_how).encode()).hexdigest()[:8]
     return f"{PACKAGE}-{VERSION}-{cpu}-{digest}"
 
 
-def sources_digest() -> str:
-    """Names what we add to llama.cpp's own sources."""
-    files = [LIBRARY_ONLY, *sorted(KERNELS.iterdir())]
+def sources_digest(cmake_args: str) -> str:
+    """Names what we add to llama.cpp's own sources in a build with these options."""
+    files = [*_included(cmake_args).values(), *sorted(KERNELS.iterdir())]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def _included(cmake_args: str) -> dict[str, Path]:
+    """Our CMake files, by the project that includes them."""
+    if toolchains.is_for_cuda(cmake_args):
+        return {"llama.cpp": LIBRARY_ONLY, "ggml": CUDA_WIDTHS}
+    return {"llama.cpp": LIBRARY_ONLY}
 
 
 def check_compiler(cmake_args: str) -> None:
@@ -304,18 +313,22 @@ def _build(
     ]
     # fmt: on
     (scratch / "tmp").mkdir(exist_ok=True)
-    only = shlex.quote(f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={LIBRARY_ONLY}")
+    included = _included(cmake_args).items()
+    files = [shlex.quote(f"-DCMAKE_PROJECT_{name}_INCLUDE={file}") for name, file in included]
     environment = {
         **pip_environment(),
-        "CMAKE_ARGS": f"{ALWAYS} {only} {cmake_args}".strip(),
+        "CMAKE_ARGS": " ".join([ALWAYS, *files, cmake_args]).strip(),
         "TMPDIR": str(scratch / "tmp"),  # removed with `scratch`, whatever happens to pip
     }
     # ggml takes it for a build to be shipped and would not use this processor's instructions
     environment.pop("SOURCE_DATE_EPOCH", None)
     with log.open("wb") as output:
         status = _run(command, environment, output.fileno(), log, say)
+    words = log.read_text(encoding="utf-8", errors="replace")
+    for line in _TOLD.findall(words):
+        say(line)
     if status:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = words.splitlines()
         is_ours = any(f"{KERNELS}/" in line and " error: " in line for line in lines)
         if is_ours and _WITHOUT_KERNELS not in cmake_args:
             raise _KernelsFailed
