@@ -60,13 +60,14 @@ class Shelf:
 
 
 class KeptRows(DraftModel):
-    """A draft model whose rows are looked up before they are computed. It reads texts whole and
-    counts as computed what its own cache would lack."""
+    """A draft model whose rows are looked up before they are computed. It reads texts whole, as one
+    on a card does, and counts as computed what its own cache would lack."""
 
     traits = DraftTraits(counts_tokens=True)
 
     def __init__(self, model: DraftModel, kept: dict[bytes, _Kept], num_vocab: int) -> None:
         self._model, self._kept, self._num_vocab = model, kept, num_vocab
+        model.compute_alone(True)  # a row must not depend on what was asked for before
         self._text: Tokens = np.zeros(0, dtype=np.int32)
         self._prefixes = [b""]  # keys of the text's first 0, 1, ... tokens
         self._known: set[bytes] = set()  # that the cache holds

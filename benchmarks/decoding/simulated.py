@@ -149,7 +149,7 @@ def main(
         num_bytes = pair.draft.path.stat().st_size
         whole = base.model.model  # on a GPU all rows of its head are computed
         models = target, pair.draft.path.name, heads, exact, plan.sampling
-        drafted = Shelf.of(cache, "draft", *models)
+        drafted = Shelf.of(cache, "draft", "of whole texts", *models)
         texts = Shelf.of(cache, "text", *models, max_tokens, prompts_key([*reported, *others]))
         if any(entrant.bed in (ON_GPU, IN_OUR_SHAPE) for entrant in entrants):
             as_published = replace(pair.config, draft_head=0, draft_weights="file")

@@ -110,6 +110,15 @@ def test_kept_rows_draft_the_same(tmp_path: Path) -> None:
         shelf.save()
 
 
+def test_kept_rows_are_of_texts_that_are_read_whole() -> None:
+    """Of a long text a draft model in parallel reads the end first, and its rows change with what
+    it was asked for before."""
+    model, is_alone = MODEL.load(), list[bool]()
+    model.compute_alone = is_alone.append  # type: ignore[method-assign]
+    KeptRows(model, {}, MODEL.num_vocab)
+    assert is_alone == [True]
+
+
 def test_what_users_have_waits_for_no_padding() -> None:
     runs, found = answered(SamplingParams(temperature=0.0), names="lookup:2,lookup:2@free")
     ours, free = (runs.of(name, ALL).values() for name in ("lookup:2", "lookup:2@free"))
