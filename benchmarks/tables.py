@@ -9,7 +9,7 @@ A table of a page stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks import figures_of, markdown
 from benchmarks.decoding.entrants import ALL, CEILING, PLAIN
 from duodec.backends.curves import CostCurve
+from duodec.backends.llamacpp.target.width_choice import WIDTHS
 from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 from duodec.loading.forecast import Forecast
 
@@ -58,6 +59,12 @@ class Column:
     def _bed(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._file["beds"][self.curve]
         return found
+
+    @property
+    def rows(self) -> str:
+        """Of a pass: ``3``."""
+        words: str = self._bed["shape"]
+        return words.rpartition(", ")[2].removesuffix(" rows a pass")
 
     @property
     def others(self) -> list[str]:
@@ -222,8 +229,48 @@ def sampled() -> str:
     )
 
 
+_CARDS = {
+    "RTX 3090, 8B Q4_0": "rtx3090-8b-q4_0@llama.cpp{}@936GB/s@25GB/s",
+    "RTX 4090, 8B Q4_0": "rtx4090-8b-q4_0@llama.cpp{}@1008GB/s@25GB/s",
+    "RTX 4090, 8B BF16, as chains": "rtx4090-8b-bf16@llama.cpp{}@1008GB/s@25GB/s",
+    "MI50, 27B Q8_0": "mi50-27b-q8_0@llama.cpp{}@1024GB/s@25GB/s",
+}
+_FEW, _EIGHT = range(1, 5), range(1, 9)
+_AGREEING = ((_FEW, _FEW, _EIGHT, _FEW), (None, _EIGHT, None, None))
+"""Widths that are assumed to agree, by card."""
+_OF_CLASSES = ("curves-14-classes",)  # result files, one for each pair
+
+
+def classes() -> str:
+    """Widths that agree beside one padded width, of each pair that was simulated."""
+    one_width = [_of_widths(text) for text in _CARDS.values()]
+    rows: list[list[object]] = [["over plain decoding", *_CARDS]]
+    rows.append(["one padded width", *(f"{pairs[0].rows} rows" for pairs in one_width)])
+    rows += [_each(PLAIN, one_width), _each(_DEFAULT, one_width)]
+    for members in _AGREEING:  # 1 is one of them: plain decoding is not padded
+        beds = [
+            _of_widths(text, own) if own else []
+            for text, own in zip(_CARDS.values(), members, strict=True)
+        ]
+        words = [f"{own[0]} to {own[-1]}" if own else "" for own in members]
+        rows += [["widths that agree", *words], _each(_DEFAULT, beds)]
+    return markdown(rows)
+
+
+def _of_widths(text: str, members: Collection[int] = ()) -> list[Column]:
+    """A card's curve with passes of these widths, for each pair."""
+    shape = "+".join(str(n) for n in WIDTHS if n in members)
+    curve = text.format(f":{shape}" if shape else "")
+    return [Column("", result, curve) for result in _OF_CLASSES]
+
+
+def _each(name: str, cards: Sequence[Sequence[Column]]) -> list[object]:
+    """An entrant of ours on each card, for each pair."""
+    return [_NAMES[name], *(", ".join(str(_row(name, [one])[1]) for one in own) for own in cards)]
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
-    one.__name__: one for one in (headline, curves, criteria, sampled)
+    one.__name__: one for one in (headline, curves, classes, criteria, sampled)
 }
 
 

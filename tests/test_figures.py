@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fakes import ROOT
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, tables
+from benchmarks.decoding.entrants import ALL
 from benchmarks.table import EXPERIMENTS
-from benchmarks.tables import written
+from benchmarks.tables import classes, written
 
 PAGES = ("README.md", "docs/measurements.md")
 ALL_PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -72,6 +74,43 @@ def test_tables_are_those_of_their_files(page: str) -> None:
 def test_a_figure_that_differs_from_its_file_is_found() -> None:
     text = written("<!-- table: headline -->\n\n<!-- end -->")
     assert written(text.replace("| 1.", "| 9.", 1)) == text != text.replace("| 1.", "| 9.", 1)
+
+
+def test_widths_that_agree_stand_beside_one_padded_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On files with the figures of one curve, whose default is known by the curve and the pair."""
+    curve = "mi50-27b-q8_0@llama.cpp@1024GB/s@25GB/s"
+    known = tables.figures_of("curves-pair-cards")
+
+    def figures(result: str) -> dict[str, Any]:
+        is_pair = result == "curves-pair-classes"
+
+        class Speeds(dict[str, Any]):
+            def __missing__(self, text: str) -> Any:
+                given, shape = text.split("@")[:2]
+                value = 1 + shape.count("+") + 10 * len(given) + is_pair / 2
+                cell = {**known["curves"][curve]["auto+gpu"], ALL: {"interval": [0, 9]}}
+                cell[ALL] |= {"speedup": value}
+                return {"auto": cell, "auto+gpu": cell, "ar": known["curves"][curve]["ar"]}
+
+        class Beds(dict[str, Any]):
+            def __missing__(self, text: str) -> Any:
+                return {**known["beds"][curve], "curve": {"text": text.split("@")[0]}}
+
+        return {**known, "beds": Beds(), "curves": Speeds()}
+
+    monkeypatch.setattr(tables, "_figures", figures)
+    monkeypatch.setattr(tables, "_OF_CLASSES", ("curves-14-classes", "curves-pair-classes"))
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in classes().splitlines()]
+    defaults = [row[1:] for row in rows if "default" in row[0]]
+    assert [row[0] for row in defaults] == [
+        f"**{151 + more:.2f}**, **{151.5 + more:.2f}**" for more in (0, 3)
+    ] + [""]
+    assert defaults[2][1] == "**158.00**, **158.50**", "1 to 8"
+    assert rows[2][4] == "4 rows"
+    assert [row[1:] for row in rows if row[0] == "widths that agree"] == [
+        ["1 to 4", "1 to 4", "1 to 8", "1 to 4"],
+        ["", "1 to 8", "", ""],
+    ]
 
 
 def test_a_table_without_a_file_is_found() -> None:
