@@ -208,15 +208,18 @@ class LLM(_Parts):
     # one thread at a time computes; what another one launched is finished first
 
     def _launch(self) -> bool:
-        with self._engine_lock.taken():
+        with self._engine_lock.lock:
+            self._engine_lock.check_open()
             return self.scheduler.launch()
 
     def _finish_forward(self) -> None:
-        with self._engine_lock.taken():
+        with self._engine_lock.lock:
+            self._engine_lock.check_open()
             self.scheduler.finish_forward()
 
     def _step(self) -> bool:
-        with self._engine_lock.taken():
+        with self._engine_lock.lock:
+            self._engine_lock.check_open()
             return self.scheduler.step()
 
     def _abort(self, entries: Sequence[ScheduledRequest]) -> None:

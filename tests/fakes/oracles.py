@@ -28,7 +28,7 @@ from duodec.drafting.continuations import (
     most_frequent_of_few,
 )
 from duodec.drafting.recycling import _MAX_CONTEXTS, MAX_ORDER, RecycledRows
-from duodec.drafting.suffix import _MAX_PLACES, _MAX_TOKENS, Speculation, Suffixes
+from duodec.drafting.suffix import _MAX_TOKENS, MAX_PLACES, Speculation, Suffixes
 from duodec.integrations.vllm import speculator
 from duodec.methods import draft_selector
 from duodec.native import ranking
@@ -41,10 +41,12 @@ from duodec.planning.sources import (
     BY_RANK,
     LENGTHS,
     ContinuationSource,
+    End,
     HeadSource,
     MatchSource,
     RowSource,
     StoredSource,
+    TextSources,
     TreeSource,
 )
 
@@ -67,6 +69,7 @@ def use(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "grow", grow)
         patch.setattr(module, "learn", learn)
     patch.setattr(draft_selector, "without", without)
+    patch.setattr(planner, "propose", propose)
     patch.setattr(planner, "fastest_width", fastest_width)
 
 
@@ -441,6 +444,23 @@ def fastest_width(
     return width
 
 
+def propose(
+    selection: Selection, texts: TextSources, end: End, num_tokens: int, depth: int,
+    seconds: Sequence[float], worst: Sequence[float], *, has_branches: bool, least: float,
+    **bounds: float,
+) -> int:  # fmt: skip
+    """`compiled.propose`."""
+    texts.own.extend(end.tokens[len(end.tokens) - end.num_new :])
+    before = np.full(end.position - len(end.tokens), -1, dtype=np.int32)
+    text = np.concatenate([before, np.array(end.tokens, dtype=np.int32)])
+    tree, *others = selection.given
+    found = texts.sources(text)
+    given = [one for one in found if not isinstance(one, StoredSource)]  # which is among the others
+    selection.given = [tree, *given, *others]
+    grow(selection, num_tokens, depth, has_branches=has_branches, least=least)
+    return fastest_width(selection.values, seconds, worst, **bounds)
+
+
 class PythonSuffixes:
     """`Suffixes`."""
 
@@ -491,7 +511,7 @@ class PythonSuffixes:
             best_score = best[3]
             if num_tokens <= best_score:  # no shorter one scores more, and the longer one wins
                 break
-            places = places[-_MAX_PLACES:]
+            places = places[-MAX_PLACES:]
             tree = self._after(places, num_tokens, _at_least(min_share * len(places)))
             score = sum(tree.counts) / len(places)
             if score > best_score:

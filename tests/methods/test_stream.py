@@ -395,6 +395,7 @@ def test_a_method_judges_each_selection_once(name: str, monkeypatch: pytest.Monk
     assert sum(selection.num_labelled for selection in judged) <= 60
 
 
+@pytest.mark.usefixtures("loops_in_python")
 @pytest.mark.parametrize("name", ["stream", "auto"])
 def test_what_steps_bring_that_are_waited_for_is_learned_by_all_requests(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -405,7 +406,7 @@ def test_what_steps_bring_that_are_waited_for_is_learned_by_all_requests(
     monkeypatch.setattr(
         Planner,
         "promised_by_waiting",
-        lambda self, cursor, chosen: next(promises) if chosen.sources else 0.0,
+        lambda self, cursor, chosen, num_scored: next(promises),
     )
     monkeypatch.setattr(Waits, "observe", lambda *one: seen.append(one))
     monkeypatch.setattr(TextSources, "sources", lambda self, text, depth=0: [self.rows(text)])
@@ -522,14 +523,14 @@ def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
     planner = Planner(known, Acceptance())
     planner.observe(2, 0.025)  # 80 tokens a second
     nothing = selected(GivenSource())
-    assert planner.is_worth_waiting(TreeCursor(), nothing)  # a miss: a step brings 0.6
+    assert planner.promised_by_waiting(TreeCursor(), nothing)  # a miss: a step brings 0.6
     tree = CandidateTree()
     tree.expand(ROOT, [1, 2], [0.1, 0.05])
     least = selected(TreeSource(tree, planner.acceptance))
-    assert not planner.is_worth_waiting(TreeCursor(tree), least)
+    assert not planner.promised_by_waiting(TreeCursor(tree), least)
     known.observe_step(0.2)
     known.observe_step(0.2)
-    assert not planner.is_worth_waiting(TreeCursor(), nothing)
+    assert not planner.promised_by_waiting(TreeCursor(), nothing)
 
 
 def waiting_planner(num_tokens: int = 2) -> Planner:
@@ -547,7 +548,7 @@ def test_after_a_miss_nobody_waits_for_what_other_sources_propose_already() -> N
     for known in (0.0, 0.1, 0.5, 0.9):
         proposed = selected(GivenSource(), GivenSource({(): [(1, known / 2), (2, known / 2)]}))
         assert proposed.reach == pytest.approx(known)
-        answers.append(planner.is_worth_waiting(missed, proposed))
+        answers.append(planner.promised_by_waiting(missed, proposed) > 0.0)
     assert answers == [True, True, False, False]
 
 
@@ -556,8 +557,8 @@ def test_what_follows_the_next_token_counts_where_it_would_be_missed() -> None:
     planner, missed = waiting_planner(), TreeCursor()
     alone = GivenSource({(): [(1, 0.5)]})
     chain = GivenSource({(): [(1, 0.5)], (1,): [(2, 1.0)], (1, 2): [(3, 1.0)]})
-    assert not planner.is_worth_waiting(missed, selected(GivenSource(), alone))
-    assert planner.is_worth_waiting(missed, selected(GivenSource(), chain))
+    assert not planner.promised_by_waiting(missed, selected(GivenSource(), alone))
+    assert planner.promised_by_waiting(missed, selected(GivenSource(), chain))
 
 
 def test_a_long_continuation_of_an_unlikely_token_is_no_reason_to_wait_long() -> None:
@@ -569,7 +570,7 @@ def test_a_long_continuation_of_an_unlikely_token_is_no_reason_to_wait_long() ->
     known.observe_root(0.033)  # in which plain decoding brings 3 tokens
     planner = Planner(known, Acceptance())
     planner.observe(1, 0.010)
-    assert not planner.is_worth_waiting(TreeCursor(), chain)
+    assert not planner.promised_by_waiting(TreeCursor(), chain)
 
 
 def test_a_chain_waits_for_its_own_end_while_there_is_room() -> None:
@@ -582,7 +583,7 @@ def test_a_chain_waits_for_its_own_end_while_there_is_room() -> None:
         planner = waiting_planner(1)
         planner.has_branches = has_branches
         chosen = selected(*sources, num_tokens=num_tokens, has_branches=has_branches)
-        return planner.is_worth_waiting(TreeCursor(tree), chosen)
+        return planner.promised_by_waiting(TreeCursor(tree), chosen) > 0.0
 
     assert is_worth_it(True, by_draft)
     assert is_worth_it(False, by_draft)
@@ -602,7 +603,7 @@ def test_a_chain_waits_where_what_others_propose_next_may_be_wrong() -> None:
         planner.has_branches = False
         by_draft, by_text = GivenSource({(): [(1, 0.95)]}), GivenSource({(1,): [(2, likely)]})
         chosen = selected(by_draft, by_text, num_tokens=3, has_branches=False)
-        return planner.is_worth_waiting(TreeCursor(tree), chosen)
+        return planner.promised_by_waiting(TreeCursor(tree), chosen) > 0.0
 
     assert [is_worth_it(likely) for likely in (0.2, 0.5, 0.9)] == [True, True, False]
 
@@ -614,7 +615,7 @@ def test_of_what_is_proposed_for_a_chain_the_first_counts() -> None:
         planner = waiting_planner(num_tokens)
         planner.has_branches = has_branches
         known = selected(GivenSource(), *others, has_branches=has_branches)
-        return planner.is_worth_waiting(TreeCursor(), known)
+        return planner.promised_by_waiting(TreeCursor(), known) > 0.0
 
     assert not is_worth_it(True, 1, tokens), "all of eight are scored"
     assert is_worth_it(False, 1, tokens), "one is"
@@ -636,7 +637,7 @@ def test_where_text_alone_was_right_a_deeper_tree_is_not_waited_for(
         own = waiting_planner(num_tokens)
         for _ in range(100 if drawn else 0):
             own.learn(selected(by_draft, by_text), [drawn])
-        return own.is_worth_waiting(TreeCursor(tree), selected(by_draft, by_text))
+        return own.promised_by_waiting(TreeCursor(tree), selected(by_draft, by_text)) > 0.0
 
     assert [is_worth_it(1, drawn) for drawn in (None, 1, 2)] == [True, True, False]
     assert [is_worth_it(2, drawn) for drawn in (None, 1, 2)] == [False, True, False]

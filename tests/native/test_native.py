@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -31,7 +31,7 @@ from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.rows import top
 from duodec.core.sampling import noise
 from duodec.core.sampling.sampler import Context as Before
-from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
 from duodec.errors import ComputeFailed
@@ -105,9 +105,23 @@ def candidates(dice: random.Random) -> Candidates:
     return Candidates(tuple(found), tuple(sure))
 
 
-def sources(seed: int) -> tuple[list[Source], Mixer]:
-    """The same for the same seed: a tree, rows, matches of two stores and at times a datastore, of
-    a text that is greedy or sampled."""
+@dataclass
+class Place:
+    """A text, greedy or sampled, where a tree ends, rows, two stores of texts, at times a datastore
+    and heads propose; `sources` reads the text."""
+
+    texts: TextSources
+    text: Tokens
+    tree: TreeSource
+    heads: list[HeadSource]
+
+    def sources(self) -> list[Source]:
+        self.texts.read(self.text)
+        return [self.tree, *self.texts.sources(self.text), *self.heads]
+
+
+def place(seed: int) -> Place:
+    """The same for the same seed."""
     dice = random.Random(seed)
     tree, nodes = CandidateTree(), [ROOT]
     for _ in range(dice.randint(0, 20)):
@@ -134,12 +148,9 @@ def sources(seed: int) -> tuple[list[Source], Mixer]:
     )
     sampler = Sampler(params, dice.randint(0, 2))
     texts = TextSources(memory, text[:0], store, dice.choice([None, sampler, sampler]))
-    texts.read(text)
     own = TreeSource(tree, acceptance(dice), dice.choice(nodes))
-    found = [own, *texts.sources(text)]
-    if dice.random() < 0.3:
-        found.append(HeadSource(copy(tree), acceptance(dice)))
-    return found, memory.mixer
+    heads = [HeadSource(copy(tree), acceptance(dice))] if dice.random() < 0.3 else []
+    return Place(texts, text, own, heads)
 
 
 def known(sources: list[Source]) -> list[list[float]]:
@@ -167,7 +178,8 @@ def test_a_selection_is_the_same(
     grown, taught = [], []
     for loops in LOOPS:
         with used(loops):
-            found, mixer = sources(seed)
+            here = place(seed)
+            found, mixer = here.sources(), here.texts.memory.mixer
             selection = Selection(found, mixer)
             planner.grow(selection, num_tokens, depth, has_branches=has_branches, least=least)
             grown.append((selection, mixer))
@@ -190,6 +202,42 @@ def test_a_selection_is_the_same(
     assert compiled_.is_full == ours.is_full
     assert learned_too.weights == learned.weights
     assert learned_too.squares == learned.squares
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 1 << 30), st.sampled_from([0, 1, 7, 80]), st.sampled_from([0, 1, 3, 24]),
+    st.booleans(), st.sampled_from([1e-3, 1e-2, 0.1]),
+)  # fmt: skip
+def test_a_proposal_is_the_selection_of_what_is_found_at_the_end_of_a_text(
+    seed: int, num_tokens: int, depth: int, has_branches: bool, least: float
+) -> None:
+    """As the text goes on, and where it may go on."""
+    made = []
+    for loops in LOOPS:
+        with used(loops):
+            here, dice = place(seed), random.Random(seed)
+            texts, text, mixer = here.texts, here.text, here.texts.memory.mixer
+            seconds = [1.0 + dice.random() * num for num in range(num_tokens + 1)]
+            for _ in range(3):
+                likely = tokens(dice, 2)
+                longer = np.concatenate([text, np.array(likely, dtype=np.int32)])
+                for whole in (text, longer, text):
+                    end = texts.end_after(text, likely) if whole is longer else None
+                    end = end or texts.end_to_read(text)
+                    selection = Selection([here.tree, *texts.stored(whole), *here.heads], mixer)
+                    width = planner.propose(
+                        selection, texts, end, num_tokens, depth, seconds, seconds,
+                        has_branches=has_branches, least=least, trust=0.9, caution=1.0, lost=2.0,
+                        most_bet=2.0, bet=0.25, more_s=0.1,
+                    )  # fmt: skip
+                    nodes = [list(one) for one in (selection.tokens, selection.parents)]
+                    values = list(selection.values), selection.reach
+                    made.append((width, nodes, values, selection.is_full, len(texts.own)))
+                    planner.learn(selection, [*selection.tokens[:1], *tokens(dice, 1)])
+                    made.append((known(selection.sources), list(mixer.weights)))
+                text = np.concatenate([text, np.array(tokens(dice, 3), dtype=np.int32)])
+    assert made[: len(made) // 2] == made[len(made) // 2 :]
 
 
 @settings(max_examples=100, deadline=None)

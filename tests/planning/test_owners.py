@@ -6,11 +6,12 @@ import random
 
 import numpy as np
 
+from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates
 from duodec.core.sampling.sampler import Tokens
 from duodec.drafting.owners import ByOwner
 from duodec.drafting.suffix import Suffixes
-from duodec.planning.sources import MatchSource, TextMemory, TextSources
+from duodec.planning.sources import Lessons, MatchSource, TextMemory, TextSources
 
 TEXT = np.array([1, 2, 3, 4, 5, 6, 7, 8], dtype=np.int32)
 BEGUN = TEXT[:4]
@@ -23,7 +24,7 @@ def stores(most: int) -> ByOwner[list[int]]:
 def test_earlier_texts_and_rows_are_ones_own() -> None:
     memory = TextMemory()
     alices = TextSources(memory, BEGUN[:1], owner="alice")
-    alices.learn([((2, 3, 4), lambda: Candidates((5,), (0.9,)))])
+    alices.learn(Lessons((2, 3, 4), Draft(), [(0, lambda: Candidates((5,), (0.9,)))]))
     alices.end(TEXT)
 
     def proposed(owner: str) -> list[object]:

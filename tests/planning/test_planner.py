@@ -77,7 +77,7 @@ def test_a_step_is_not_waited_for_where_its_candidates_cost_more_than_they_bring
         planner = Planner(costs, known, patience=1.0, busy=0.0)
         planner.observe(1, 1.0)
         nothing = Selection((), Mixer())
-        return planner.is_worth_waiting(TreeCursor(), nothing)
+        return planner.promised_by_waiting(TreeCursor(), nothing) > 0.0
 
     assert [waits(0.0, rank) for rank in range(4)] == [True] * 4
     assert [waits(0.1, rank) for rank in range(4)] == [True, True, False, False]

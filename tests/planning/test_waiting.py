@@ -33,26 +33,26 @@ def test_steps_that_bring_more_than_they_promise_are_waited_for_sooner() -> None
     tree = CandidateTree()
     tree.expand(ROOT, [1, 2], [0.15, 0.05])
     own = planner(waits)
-    assert not own.is_worth_waiting(TreeCursor(tree), nothing)
+    assert not own.promised_by_waiting(TreeCursor(tree), nothing)
     for _ in range(20):
         waits.observe(0.5, 2.0)
     assert waits.trust > 1.0
-    assert own.is_worth_waiting(TreeCursor(tree), nothing)
+    assert own.promised_by_waiting(TreeCursor(tree), nothing)
 
 
 @pytest.mark.parametrize("brought", [0.0, -1.0])
 def test_steps_that_bring_nothing_are_waited_for_no_more_for_some_time(brought: float) -> None:
     waits = Waits()
     own, nothing = planner(waits), selected(GivenSource())
-    assert own.is_worth_waiting(TreeCursor(), nothing)
+    assert own.promised_by_waiting(TreeCursor(), nothing)
     num_waits = 0
-    while own.is_worth_waiting(TreeCursor(), nothing):
+    while own.promised_by_waiting(TreeCursor(), nothing):
         waits.observe(own.promised_by_waiting(TreeCursor(), nothing), brought)
         num_waits += 1
         assert num_waits < 20
     assert waits.trust > 0.0
     num_rounds = 0
-    while not own.is_worth_waiting(TreeCursor(), nothing):
+    while not own.promised_by_waiting(TreeCursor(), nothing):
         waits.observe(0.0, 0.0)
         num_rounds += 1
         assert num_rounds < 1000, "it is tried again"

@@ -33,7 +33,7 @@ from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
-from duodec.planning.sources import Lesson, TextSources
+from duodec.planning.sources import Lessons, TextSources
 from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.warm_up import WarmUp
@@ -162,7 +162,7 @@ def test_rows_that_are_kept_for_later_take_less_of_the_time_between_two_passes(
     wanted: list[float] = []
     lessons, finish_forward = TextSources.lessons, DraftSelector.finish_forward
 
-    def spy_on_lessons(*args: Any, budget_s: float, **options: Any) -> list[Lesson]:
+    def spy_on_lessons(*args: Any, budget_s: float, **options: Any) -> Lessons:
         budgets.append(budget_s)
         return lessons(*args, budget_s=budget_s, **options)
 
@@ -207,7 +207,7 @@ def test_what_was_rehearsed_is_offered_without_another_selection(
     whole = [*PROMPT, *plain_text(TABLE, WARM, NUM_TOKENS)]
     rehearsing: list[bool] = []
     selected_for: list[bool] = []  # by selection, whether it was for a rehearsal
-    select, rehearse = Planner.select, DraftSelector._rehearse
+    propose, rehearse = Planner.propose, DraftSelector._rehearse
 
     def foreseen(self: DraftSelector, draft: Draft) -> Iterator[tuple[int, ...]]:
         verdict = verdict_of(self._text, draft, whole[len(self._text) :])
@@ -215,7 +215,7 @@ def test_what_was_rehearsed_is_offered_without_another_selection(
 
     def noted(self: Planner, *args: object) -> object:
         selected_for.append(bool(rehearsing))
-        return select(self, *args)  # type: ignore[arg-type]
+        return propose(self, *args)  # type: ignore[arg-type]
 
     def in_rehearsal(self: DraftSelector, *args: object) -> None:
         rehearsing.append(True)
@@ -224,7 +224,7 @@ def test_what_was_rehearsed_is_offered_without_another_selection(
 
     monkeypatch.setattr(DraftSelector, "_likely_verdicts", foreseen)
     monkeypatch.setattr(DraftSelector, "_rehearse", in_rehearsal)
-    monkeypatch.setattr(Planner, "select", noted)
+    monkeypatch.setattr(Planner, "propose", noted)
     drafter = InlineDrafter(DRAFT.load())
     assert decoded("stream", Elsewhere(), drafter, WARM, FixedBudget(6)) == whole[len(PROMPT) :]
     num_rehearsals, num_others = selected_for.count(True), selected_for.count(False)

@@ -160,8 +160,10 @@ class Draft:
 
     def within(self, num_tokens: int, depth: int) -> Draft:
         """The first ``num_tokens`` nodes of those that are at most ``depth`` deep."""
+        if len(self) <= num_tokens and len(self) <= depth:  # no node is deeper
+            return self
         depths = self.depths()
-        if len(depths) <= num_tokens and max(depths, default=0) <= depth:
+        if len(depths) <= num_tokens and max(depths) <= depth:
             return self
         kept = [node for node, deep in enumerate(depths) if deep <= depth][:num_tokens]
         return self._of(kept, {ROOT: ROOT, **{node: i for i, node in enumerate(kept)}})
@@ -185,6 +187,9 @@ class Draft:
             tuple(placed[self.parents[i]] for i in kept),
             None if self.distributions is None else tuple(self.distributions[i] for i in kept),
         )
+
+
+NO_DRAFT = Draft()
 
 
 class TreeBuilder:

@@ -18,7 +18,7 @@ from duodec.drafting.owners import ByOwner
 from duodec.native.library import Handle, address
 
 _MAX_TOKENS = 1 << 18
-_MAX_PLACES = 256  # of a suffix that are counted: the latest
+MAX_PLACES = 256  # of a suffix that are counted: the latest
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,27 @@ class Suffixes:
         so many tokens more. When a sequence ends with more than ``max_tokens`` in all, the older
         half is forgotten."""
         self._max_depth = max_depth
-        self._store = Handle("suffixes", max_depth, max_tokens)
+        self.store = Handle("suffixes", max_depth, max_tokens)
 
     def __len__(self) -> int:
         """Tokens that were added."""
-        store = self._store
+        store = self.store
         return int(store.library.duodec_suffixes_size(store.address))
 
     @property
     def num_cells(self) -> int:
         """Cells of its memory: tokens, and what separates sequences."""
-        store = self._store
+        store = self.store
         return int(store.library.duodec_suffixes_cells(store.address))
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append to the current sequence."""
-        store, added = self._store, array("i", tokens)
+        store, added = self.store, array("i", tokens)
         store.library.duodec_suffixes_extend(store.address, address(added), len(added))
 
     def end(self) -> None:
         """End the current sequence; the next token begins another."""
-        self._store.library.duodec_suffixes_end(self._store.address)
+        self.store.library.duodec_suffixes_end(self.store.address)
 
     @classmethod
     def by_owner(cls, max_depth: int) -> ByOwner[Suffixes]:
@@ -86,8 +86,8 @@ class Suffixes:
         tail = array("i", text[-self._max_depth :].tolist())
         tokens, parents = array("i", bytes(4 * most)), array("i", bytes(4 * most))
         shares = array("d", bytes(8 * (most + 2)))
-        num: int = self._store.library.duodec_suffixes_speculate(
-            self._store.address, address(tail), len(tail), factor, min_share, most, _MAX_PLACES,
+        num: int = self.store.library.duodec_suffixes_speculate(
+            self.store.address, address(tail), len(tail), factor, min_share, most, MAX_PLACES,
             address(tokens), address(parents), address(shares),
         )  # fmt: skip
         score, length = shares[num], int(shares[num + 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duodec.core.draft import Draft
+from duodec.core.draft import NO_DRAFT
 from duodec.methods.loops import serial
 from duodec.methods.method import Method
 from duodec.methods.request import Loop, Request
@@ -17,4 +17,4 @@ class Autoregressive(Method):
     name = "ar"
 
     def decode(self, request: Request) -> Loop:
-        return serial(request, lambda _: Draft())
+        return serial(request, lambda _: NO_DRAFT)

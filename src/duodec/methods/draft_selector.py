@@ -8,14 +8,14 @@ computes; and shortly before its end, the likeliest verdicts are rehearsed.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from duodec.core.candidates import CandidateTree, TreeCursor
-from duodec.core.draft import ROOT, Draft
+from duodec.core.draft import NO_DRAFT, ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Drafted
 from duodec.core.sampling.sampler import Tokens
@@ -26,7 +26,7 @@ from duodec.planning.compiled import without
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection
-from duodec.planning.sources import HeadSource, Lesson, Source, TextSources, TreeSource
+from duodec.planning.sources import End, HeadSource, Source, TextSources, TreeSource
 
 # of a forward pass: for finding what the target held likely in its rows, or for keeping them
 _LEARNING_SHARE, _KEEPING_SHARE = 0.03, 0.01
@@ -41,12 +41,12 @@ _LEAST_TURN_S = 0.3  # for which a drafter on the target's cores is waited
 class Offer:
     """A draft, the candidates that it was selected from, and their sources but the draft model."""
 
-    draft: Draft = field(default_factory=Draft)
+    draft: Draft = NO_DRAFT
     selection: Selection | None = None
     others: Sequence[Source] = ()
     promised: float = 0.0
     """Tokens, by the draft steps that were waited for."""
-    without_waiting: Draft = field(default_factory=Draft)
+    without_waiting: Draft = NO_DRAFT
 
     def num_brought(self, tokens: Sequence[int]) -> int:
         """Of what came, the tokens that waiting brought: those of the draft, less those of the one
@@ -57,9 +57,14 @@ class Offer:
         """The first of these tokens of the draft: those that the draft model or the target's heads
         proposed, whatever else did, too. Neither knows anything below a token that it did not
         propose."""
-        sources = self.selection.sources if self.selection else ()
+        if not tokens:
+            return 0
+        sources = self.selection.given if self.selection else ()
         models = (one for one in sources if isinstance(one, TreeSource | HeadSource))
         return max((one.num_along(tokens) for one in models), default=0)
+
+
+NO_OFFER = Offer()
 
 
 class DraftSelector:
@@ -79,7 +84,6 @@ class DraftSelector:
         self._rehearsed: dict[tuple[int, ...], Offer] = {}
         self._proposed = CandidateTree()  # by the target's heads, under the text
         self._had_heads = self._with_heads = False  # in the forward pass before, and in this one
-        self._nothing = Selection((), texts.memory.mixer)
 
     def draft_with_model(self, is_drafting: bool) -> None:
         """The draft model takes part from now on, or rests."""
@@ -123,21 +127,24 @@ class DraftSelector:
         """The likeliest candidates of all sources, after the draft steps that are worth waiting
         for."""
         request, planner = self._request, self._planner
-        text = request.text
-        self._texts.read(text)
+        text, texts = request.text, self._texts
         offer = self._rehearsed.get(tuple(text[len(self._text) :].tolist()))
         if offer is None:
-            if self._is_in_parallel and planner.is_worth_waiting(self._cursor, self._nothing):
-                self._ask()  # it is at work while we are
-            others = self._texts.sources(text)
+            others = texts.stored(text)
             if len(self._proposed):
-                others.append(HeadSource(self._proposed, self._texts.memory.heads))
-            offer = self._offer(self._cursor, others, request.remaining)
+                others.append(HeadSource(self._proposed, texts.memory.heads))
+            offer = self._offer(self._cursor, texts.end_to_read(text), others, request.remaining)
+        else:
+            request.defer(partial(texts.read, text))
         without_waiting, total = offer.draft, 0.0
         while (
             request.is_drafting
             and offer.selection is not None
-            and (promised := planner.promised_by_waiting(self._cursor, offer.selection))
+            and (
+                promised := planner.promised_by_waiting(
+                    self._cursor, offer.selection, len(offer.draft)
+                )
+            )
         ):
             total += promised
             self._ask()
@@ -168,9 +175,10 @@ class DraftSelector:
                 break
             if reading_s and not self._num_late:  # or some of it was read before
                 request.costs.observe_read(num_new, max(0.0, waited_s - step_s))
-            self._texts.memory.drafted[request.slot] = request.owner, text
+            texts.memory.drafted[request.slot] = request.owner, text
             self._num_late = 0
-            offer = self._offer(self._cursor, offer.others, request.remaining)
+            end = texts.end_to_read(text)
+            offer = self._offer(self._cursor, end, offer.others, request.remaining)
         return replace(offer, promised=total, without_waiting=without_waiting) if total else offer
 
     def launch(self, offer: Offer, *, with_heads: bool) -> None:
@@ -215,7 +223,7 @@ class DraftSelector:
         cursor = self._cursor
         self._cursor = cursor.follow(tokens)
         self._is_asked = False
-        lessons: Sequence[Lesson] = ()
+        lessons = None
         if forward is not None:
             keeps = self._request.traits.keeps_candidates
             lessons = self._texts.lessons(
@@ -225,17 +233,20 @@ class DraftSelector:
         if self._had_heads:
             self._request.defer(partial(self._judge_heads, offer, tokens))  # before others learn
         self._request.defer(partial(self._learn, offer, cursor, tokens))
-        # put off once more: the drafter is asked first
-        self._request.defer(partial(self._request.defer, partial(self._texts.learn, lessons)))
+        if lessons is not None:  # put off once more: the drafter is asked first
+            self._request.defer(partial(self._request.defer, partial(self._texts.learn, lessons)))
 
-    def _offer(self, cursor: TreeCursor, others: Sequence[Source], remaining: int) -> Offer:
-        """The likeliest candidates, the text being at a place, with room for so many tokens."""
-        planner = self._planner
-        planner.has_branches = self._request.traits.has_branches
+    def _offer(
+        self, cursor: TreeCursor, end: End, others: Sequence[Source], remaining: int
+    ) -> Offer:
+        """The likeliest candidates at the end of a text, which is at a place in the draft model's
+        tree, with room for so many tokens. ``others`` are a datastore and heads."""
+        planner, request = self._planner, self._request
+        planner.has_branches = request.traits.has_branches
         own = TreeSource(cursor.tree, planner.acceptance, cursor.node)
-        mixer, width = self._texts.memory.mixer, self._request.max_width
-        selection = planner.select([own, *others], mixer, width, remaining - 1)
-        num_tokens = planner.width(selection)
+        selection, num_tokens = planner.propose(
+            [own, *others], self._texts, end, request.max_width, remaining - 1
+        )
         return Offer(selection.draft(num_tokens), selection, others)
 
     # --- while the target computes
@@ -309,7 +320,8 @@ class DraftSelector:
             if len(tokens) < request.remaining:
                 whole = np.concatenate([text, np.array(tokens, dtype=np.int32)])
                 cursor, remaining = self._cursor.follow(tokens), request.remaining - len(tokens)
-                self._rehearsed[tokens] = self._offer(cursor, self._texts.sources(whole), remaining)
+                end, stored = self._texts.end_after(text, tokens), self._texts.stored(whole)
+                self._rehearsed[tokens] = self._offer(cursor, end, stored, remaining)
 
     def _likely_verdicts(self, draft: Draft) -> Iterator[tuple[int, ...]]:
         """Some path of the draft is accepted to its end, and goes on with the likeliest token."""

@@ -6,19 +6,18 @@ runs until the text is full.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.draft import Draft
+from duodec.core.draft import NO_DRAFT, Draft
 from duodec.core.protocols import NUM_CANDIDATES, Drafted, HeadPlan, Plan, Scores
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import Widths
 from duodec.core.verify import Rule, keyed, verify
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest
-from duodec.methods.draft_selector import DraftSelector, Offer
+from duodec.methods.draft_selector import NO_OFFER, DraftSelector
 from duodec.methods.request import Forward, Loop, Request, Score
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
@@ -48,7 +47,7 @@ def serial(
     """
     request.prefill_ahead()
     while request.remaining:
-        draft, is_of_model = Draft(), False
+        draft, is_of_model = NO_DRAFT, False
         if request.num_rounds and request.room:
             proposed = propose(request)
             is_of_model = heads is not None or not isinstance(proposed, Draft)
@@ -80,24 +79,22 @@ def streaming(
     selector = DraftSelector(request, planner, plan, texts)
     begin_s, decoding_s = request.now(), 0.0
     while request.remaining:
-        most = request.costs.sources()
-        if not selector.repays_reading(decoding_s, governor):
+        most, knows_plain = request.costs.sources(), request.costs.knows_plain
+        if request.takes_turns and not selector.repays_reading(decoding_s, governor):
             most = min(most, Sources.HEADS)
         can_pay = selector.can_pay and most != Sources.NONE
-        step_share = request.costs.step_share()  # infinite in company, which waits for no step
-        if request.costs.knows_plain and math.isfinite(step_share):
-            governor.cut_first_rest(Sources.ALL, round(_DEAR * step_share))
+        if governor.first_rests and knows_plain:
+            governor.cut_first_rest(Sources.ALL, _DEAR * request.costs.step_share())
         sources = governor.sources(most) if can_pay else Sources.NONE
         planner.allowance = governor.allowance
-        is_early = not request.num_rounds or not request.costs.knows_plain
+        is_early = not request.num_rounds or not knows_plain
         # on shared cores the drafter prefills the prompt after that, and slows nothing before
         selector.draft_with_model(
             sources == Sources.ALL and not (is_early and request.shares_cores)
         )
         if is_early:
             sources = Sources.NONE
-        offer = Offer()
-        heads = None
+        offer, heads = NO_OFFER, None
         has_heads = sources >= Sources.HEADS and request.traits.heads
         if has_heads and texts.memory.beside_others.takes_part():
             heads = replace(LIKELIEST, least=planner.least_head)

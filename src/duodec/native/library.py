@@ -34,6 +34,7 @@ _RESULTS_AND_ARGUMENTS = {
         [c_char_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p],
     ),
     "duodec_without": (c_int64, [c_char_p, c_int64, c_void_p, c_int64, c_void_p]),
+    "duodec_propose": (c_int64, [c_char_p, c_char_p, c_void_p, c_void_p, c_void_p, c_void_p]),
     "duodec_fastest_width": (
         c_int64,
         [c_void_p, c_int64, c_void_p, c_void_p, *[c_double] * 6],

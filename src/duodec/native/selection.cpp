@@ -9,6 +9,7 @@
 
 #include "noise.h"
 #include "rows.h"
+#include "suffixes.h"
 
 namespace {
 
@@ -90,6 +91,31 @@ struct Request {
 };
 
 static_assert(sizeof(Request) == 8 * (47 + 5), "as Python packs it");
+
+// What a completion's proposals have in common: all but the texts in the request is there, with
+// what was learned of those. Of a text so many tokens are compared.
+struct Fixed {
+    Request request;
+    void *stores[2];  // of the text itself, of earlier ones
+    double factor, min_share;
+    int64_t max_places, max_depth;
+};
+
+// Where a text is, what may be scored after it, and what that costs.
+struct Moment {
+    const int32_t *tokens, *parents;  // the draft model's tree
+    const double *confidences;
+    int64_t num_nodes, root;
+    const int32_t *end;  // of the text
+    int64_t num_end, num_new;  // the last ones are not in its store yet
+    int64_t position, num_tokens, depth, has_branches;
+    Text others[2];  // of a datastore, of heads
+    const double *seconds, *worst;
+    double least;
+    double trust, caution, lost, most_bet, bet, more_s;
+};
+
+static_assert(sizeof(Moment) == 8 * 35, "as Python packs it");
 
 // --- selection
 
@@ -435,6 +461,24 @@ class Growth : Sources {
     std::vector<Edge> edges;    // a heap
 };
 
+// How many of `num` draft tokens to score: see `planning.compiled.fastest_width`. `seconds` and
+// `worst` are by number of draft tokens, 0 to `num`.
+int64_t fastest_width(const double *values, int64_t num, const double *seconds,
+                      const double *worst, double trust, double caution, double lost,
+                      double most_bet, double bet, double more_s) {
+    const double plain_s = std::max(TICK_S, seconds[0] + more_s);
+    double best = caution / plain_s, promised = 0.0;
+    int64_t width = 0;
+    for (int64_t i = 1; i <= num; ++i) {
+        promised += trust * values[i - 1];
+        const double most_lost = lost + std::min(most_bet, bet * promised);
+        if (worst[i] + more_s > plain_s * (1.0 + most_lost)) continue;
+        const double rate = (1.0 + promised) / std::max(TICK_S, seconds[i] + more_s);
+        if (rate > best) best = rate, width = i;
+    }
+    return width;
+}
+
 struct Selected {  // nodes of a tree that was grown
     const int32_t *tokens, *parents;
     const double *values;
@@ -530,22 +574,50 @@ class Walk : Sources {
 
 extern "C" {
 
-// How many of `num` draft tokens to score: see `planning.compiled.fastest_width`. `seconds` and
-// `worst` are by number of draft tokens, 0 to `num`.
 int64_t duodec_fastest_width(const double *values, int64_t num, const double *seconds,
                              const double *worst, double trust, double caution, double lost,
                              double most_bet, double bet, double more_s) {
-    const double plain_s = std::max(TICK_S, seconds[0] + more_s);
-    double best = caution / plain_s, promised = 0.0;
-    int64_t width = 0;
-    for (int64_t i = 1; i <= num; ++i) {
-        promised += trust * values[i - 1];
-        const double most_lost = lost + std::min(most_bet, bet * promised);
-        if (worst[i] + more_s > plain_s * (1.0 + most_lost)) continue;
-        const double rate = (1.0 + promised) / std::max(TICK_S, seconds[i] + more_s);
-        if (rate > best) best = rate, width = i;
+    return fastest_width(values, num, seconds, worst, trust, caution, lost, most_bet, bet, more_s);
+}
+
+// Search the texts, grow a tree of all sources and choose how much of it to score. `found` is for
+// what the two stores propose: of each the number of its nodes, their shares, its score and the
+// length of the match, then tokens and parents, with room for as many nodes as texts are compared.
+// Returns the number of nodes; the reach follows their values, and then the width.
+int64_t duodec_propose(const Fixed *fixed, const Moment *moment, int32_t *tokens, int32_t *parents,
+                       double *values, double *found) {
+    thread_local Growth growth;
+    const Moment &now = *moment;
+    Request request = fixed->request;
+    request.tokens = now.tokens, request.parents = now.parents;
+    request.confidences = now.confidences;
+    request.num_nodes = now.num_nodes, request.root = now.root;
+    request.num_tokens = now.num_tokens, request.depth = now.depth;
+    request.has_branches = now.has_branches, request.least = now.least;
+    request.position = now.position;
+    request.num_end = std::min<int64_t>(MAX_ORDER, now.num_end);
+    std::copy_n(now.end + now.num_end - request.num_end, request.num_end, request.end);
+    if (now.num_new)
+        duodec_suffixes_extend(fixed->stores[0], now.end + now.num_end - now.num_new, now.num_new);
+    const int64_t room = fixed->max_depth;
+    const int64_t num_compared = std::min(room, now.num_end);
+    for (int i = 0; i < 2; ++i) {
+        Text &text = request.texts[i];
+        double *shares = found + i * (2 * room + 3) + 1;
+        int32_t *nodes = reinterpret_cast<int32_t *>(shares + room + 2);
+        text.num = duodec_suffixes_speculate(
+            fixed->stores[i], now.end + now.num_end - num_compared, num_compared, fixed->factor,
+            fixed->min_share, room, fixed->max_places, nodes, nodes + room, shares);
+        text.tokens = nodes, text.parents = nodes + room, text.shares = shares;
+        text.length = int64_t(shares[text.num + 1]);
+        shares[-1] = double(text.num);
+        request.texts[2 + i] = now.others[i];
     }
-    return width;
+    const int64_t num = growth.run(request, tokens, parents, values);
+    values[num + 1] = double(fastest_width(values, num, now.seconds, now.worst, now.trust,
+                                           now.caution, now.lost, now.most_bet, now.bet,
+                                           now.more_s));
+    return num;
 }
 
 // Room for `num_tokens` nodes, and one value more.

@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "suffixes.h"
+
 namespace {
 
 constexpr int32_t ROOT = -1, END = -1;

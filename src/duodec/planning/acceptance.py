@@ -57,6 +57,7 @@ class Acceptance:
         # the same for whole sets of candidates: which of them was right, of how many sets
         self._right_by_rank = [0.0] * NUM_RANKS
         self._num_sets = 0.0
+        self._covered: dict[Prior, list[float]] = {}  # until there are more labels
 
     @classmethod
     def doubting(cls, share: float) -> Acceptance:
@@ -94,9 +95,12 @@ class Acceptance:
     def covered(self, prior: Prior = EXPECTED) -> list[float]:
         """The likelihood that the target's token is the first of an expanded node's candidates, one
         of the first two, ..., any of them."""
-        weight = self._num_sets + prior.weight
-        pairs = zip(self._right_by_rank, prior.right, strict=True)
-        return list(accumulate((right + prior.weight * one) / weight for right, one in pairs))
+        if prior not in self._covered:
+            weight = self._num_sets + prior.weight
+            pairs = zip(self._right_by_rank, prior.right, strict=True)
+            shares = ((right + prior.weight * one) / weight for right, one in pairs)
+            self._covered[prior] = list(accumulate(shares))
+        return self._covered[prior]
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
         """Add labels of all candidates of a draft model at a node, best first."""
@@ -107,6 +111,7 @@ class Acceptance:
         if any(is_right):
             self._right_by_rank[min(list(is_right).index(True), NUM_RANKS - 1)] += 1
         self._num_sets += 1
+        self._covered.clear()
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int], node: int = ROOT) -> None:
         """Label the tree's candidates along the tokens that were generated, from ``node`` on."""

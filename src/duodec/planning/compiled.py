@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain
 from struct import Struct
 
 from duodec.drafting.recycling import MAX_ORDER
+from duodec.drafting.suffix import MAX_PLACES
 from duodec.native.library import Numbers, address, library
 from duodec.planning import mixing
 from duodec.planning.acceptance import EDGES, MEMORY, NUM_RANKS, PRIOR_WEIGHT, Acceptance
@@ -16,12 +18,17 @@ from duodec.planning.mixing import Kind
 from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
 from duodec.planning.sources import (
     BY_RANK,
+    FACTOR,
     LENGTHS,
+    MAX_DEPTH,
+    MIN_SHARE,
+    End,
     HeadSource,
     MatchSource,
     RowSource,
     Source,
     StoredSource,
+    TextSources,
     TreeSource,
 )
 
@@ -46,9 +53,10 @@ _CONSTANTS = array(
 )
 _Text = MatchSource | StoredSource | HeadSource
 _CERTAIN = array("d", (1.0,))  # of a token whose share is 1, before anything is learned
-_NO_TEXT = (0,) * 7
-_TEXTS = tuple(kind for kind in Kind if kind > Kind.ROWS)
-_REQUEST = Struct(f"{11 + 1 + MAX_ORDER + 1 + len(_TEXTS) * len(_NO_TEXT) + 3}qddQqq")
+_NO_TEXT: tuple[int, ...] = (0,) * 7
+_FIRST_TEXT, _NUM_TEXTS = Kind.OWN_TEXT.value, len(Kind) - Kind.OWN_TEXT
+_REQUEST = Struct(f"{11 + 1 + MAX_ORDER + 1 + _NUM_TEXTS * len(_NO_TEXT) + 3}qddQqq")
+_TOKEN, _NUMBER = array("i", (0,)), array("d", (0.0,))
 
 
 def grow(
@@ -62,8 +70,8 @@ def grow(
     """Find the likeliest nodes: at most so many, so deep, of at least that value; without branches
     a chain. The sources are the draft model's tree, the recycled rows, and of each other kind one
     at most."""
-    tokens, parents = array("i", bytes(4 * num_tokens)), array("i", bytes(4 * num_tokens))
-    values, kept = array("d", bytes(8 * (num_tokens + 1))), list[Numbers]()
+    tokens, parents, values = _TOKEN * num_tokens, _TOKEN * num_tokens, _NUMBER * (num_tokens + 1)
+    kept: list[Numbers] = []
     selection.depth, selection.least = depth if num_tokens else 0, least
     count = library().duodec_grow(
         _request(selection, kept, num_tokens, has_branches=has_branches),
@@ -73,6 +81,76 @@ def grow(
     selection.parents = parents[:count].tolist()
     selection.values = values[:count].tolist()
     selection.reach, selection.is_full = values[count], count == num_tokens
+
+
+_FIXED_END = Struct("2q2d2q")
+_MOMENT = Struct("28q7d")
+_FOUND = 1 + (MAX_DEPTH + 2) + MAX_DEPTH  # numbers of what one store of texts proposes
+
+
+def propose(
+    selection: Selection, texts: TextSources, end: End, num_tokens: int, depth: int,
+    seconds: Sequence[float], worst: Sequence[float], *, has_branches: bool, least: float,
+    trust: float, caution: float, lost: float, most_bet: float, bet: float, more_s: float,
+) -> int:  # fmt: skip
+    """`grow` a selection at the end of a text and find its `fastest_width`, in one call. Of its
+    sources it is given the draft model's tree, a datastore's and the heads'; rows and the stores of
+    texts are searched here."""
+    tree, *given = selection.given
+    assert isinstance(tree, TreeSource)
+    kept, others = list[Numbers](), [_NO_TEXT, _NO_TEXT]
+    for one in given:
+        assert isinstance(one, StoredSource | HeadSource)
+        others[one.kind - Kind.DATASTORE] = _text(one, kept)
+    if not texts.fixed:
+        texts.fixed = _fixed(tree, texts)
+    tokens, parents, values = _TOKEN * num_tokens, _TOKEN * num_tokens, _NUMBER * (num_tokens + 2)
+    found, likely, most = _NUMBER * (2 * _FOUND), _numbers("d", seconds), _numbers("d", worst)
+    selection.depth, selection.least = depth if num_tokens else 0, least
+    moment = _MOMENT.pack(
+        *_place(tree), address(end.tokens), len(end.tokens), end.num_new, end.position,
+        num_tokens, selection.depth, has_branches, *others[0], *others[1],
+        address(likely), address(most), least, trust, caution, lost, most_bet, bet, more_s,
+    )  # fmt: skip
+    count: int = library().duodec_propose(
+        texts.fixed[0], moment, address(tokens), address(parents), address(values), address(found)
+    )
+    selection.tokens, selection.parents = tokens[:count], parents[:count]
+    selection.values, selection.reach = values[:count], values[count]
+    selection.is_full = count == num_tokens
+    selection.find = partial(_found, texts, end, found)
+    return int(values[count + 1])
+
+
+def _fixed(tree: TreeSource, texts: TextSources) -> tuple[bytes, object]:
+    """What all proposals of a completion have in common, as C++ reads it, and what it points to."""
+    rows, mixer = texts.rows_after((), 0), texts.memory.mixer
+    matches = [MatchSource((), (), (), 1, history) for _, history in texts.stores]
+    tables = [
+        _addresses(*learned)
+        for learned in (rows.acceptance, *(history.by_length for _, history in texts.stores))
+    ]
+    request = _request(Selection([tree, rows, *matches], mixer), [])
+    stores = [store.store.address for store, _ in texts.stores]
+    end = _FIXED_END.pack(*stores, FACTOR, MIN_SHARE, MAX_PLACES, MAX_DEPTH)
+    return request + end, (tables, tree.acceptance, texts.stores)
+
+
+def _found(texts: TextSources, end: End, found: array[float]) -> list[Source]:
+    """The rows and the matches of a proposal."""
+    rows = texts.rows_after(end.tokens, end.position)
+    sources: list[Source] = [rows]
+    for number, (_, history) in enumerate(texts.stores):
+        num, *own = found[number * _FOUND : (number + 1) * _FOUND]
+        shares, count = array("d", own[: MAX_DEPTH + 2]), int(num)
+        nodes = array("i", array("d", own[MAX_DEPTH + 2 :]).tobytes())
+        if count:
+            parents = nodes[MAX_DEPTH : MAX_DEPTH + count]
+            length = int(shares[count + 1])
+            sources.append(
+                MatchSource(nodes[:count], parents, shares[:count], length, history, rows.coupling)
+            )
+    return sources
 
 
 def learn(selection: Selection, tokens: Sequence[int]) -> None:
@@ -105,10 +183,12 @@ def _request(
 ) -> bytes:
     """The selection's sources and limits as C++ reads them; ``kept`` holds what it points to."""
     tree, rows, *others = selection.sources
-    texts = {one.kind: _text(one, kept) for one in others if isinstance(one, _Text)}
     assert isinstance(tree, TreeSource)
     assert isinstance(rows, RowSource)
-    assert len(others) == len(texts)
+    texts = [_NO_TEXT] * _NUM_TEXTS
+    for one in others:
+        assert isinstance(one, _Text)
+        texts[one.kind - _FIRST_TEXT] = _text(one, kept)
     return _REQUEST.pack(
         address(_CONSTANTS),
         address(selection.mixer.weights),
@@ -116,7 +196,7 @@ def _request(
         address(_addresses(*rows.acceptance)),
         *_tree(tree),
         *_rows(rows),
-        *(number for kind in _TEXTS for number in texts.get(kind, _NO_TEXT)),
+        *chain.from_iterable(texts),
         num_tokens,
         selection.depth,
         has_branches,
@@ -150,9 +230,13 @@ def fastest_width(
 
 
 def _tree(source: TreeSource) -> tuple[int, ...]:
+    return *_place(source), *_table(source.acceptance)
+
+
+def _place(source: TreeSource) -> tuple[int, ...]:
     tree = source.tree
     own = address(tree.tokens), address(tree.parents), address(tree.confidences)
-    return *own, source.num_nodes, source.node, *_table(source.acceptance)
+    return *own, source.num_nodes, source.node
 
 
 def _rows(source: RowSource) -> tuple[int, ...]:
@@ -178,16 +262,15 @@ def _table(acceptance: Acceptance) -> tuple[int, int]:
 
 
 def _text(source: _Text, kept: list[Numbers]) -> tuple[int, ...]:
-    own = _numbers("i", source.tokens), _numbers("i", source.parents), _numbers("d", source.shares)
-    kept += own
+    tokens, shares = _numbers("i", source.tokens), _numbers("d", source.shares)
+    parents = _numbers("i", source.parents)
+    kept += tokens, parents, shares
     if isinstance(source, MatchSource):
-        length, learned, expected = (
-            source.length, source.history.by_length, source.history.expected,
-        )  # fmt: skip
+        length, history = source.length, source.history
+        known = address(_addresses(*history.by_length)), address(history.expected)
     else:
-        length, learned, expected = 0, (source.acceptance,), _CERTAIN
-    known = address(_addresses(*learned)), address(expected)
-    return len(source.tokens), *map(address, own), length, *known
+        length, known = 0, (address(_addresses(source.acceptance)), address(_CERTAIN))
+    return len(tokens), address(tokens), address(parents), address(shares), length, *known
 
 
 def _numbers(kind: str, numbers: Sequence[float]) -> Numbers:

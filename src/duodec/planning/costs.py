@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -83,7 +84,9 @@ class Costs:
     _by_width: dict[int, _Recent] = field(default_factory=dict)
     # computed from these when asked for; emptied by each observation
     _measured: list[_Width] = field(default_factory=list)  # what widths cost
-    _curve: list[float] = field(default_factory=list)  # what all widths are expected to take
+    # what all widths are expected to take, and at most
+    _curve: array[float] = field(default_factory=lambda: array("d"))
+    _worst: array[float] = field(default_factory=lambda: array("d"))
     _num_curve: int = 0  # draft tokens that it was asked for, at most
     _by_size: dict[int, _Recent] = field(default_factory=dict)  # of 0, 1, 2 to 3, 4 to 7, ...
     _leap: _Leap = field(default_factory=lambda: _Leap())
@@ -91,8 +94,9 @@ class Costs:
     def of_another_target(self) -> Costs:
         """Costs with the same draft model, of a target whose forward passes are not measured."""
         return replace(
-            self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[], _curve=[],
-            _leap=_Leap(), _lately=_Recent(_LATELY), _heads_s=_Recent(), _head_level_s=_Recent(),
+            self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[],
+            _curve=array("d"), _worst=array("d"), _leap=_Leap(),
+            _lately=_Recent(_LATELY), _heads_s=_Recent(), _head_level_s=_Recent(),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -109,7 +113,7 @@ class Costs:
         known.observe(seconds / self._plain_s)
         known.last = self._leap.num_passes
         self._measured.clear()
-        self._curve.clear()
+        self._curve, self._worst = array("d"), array("d")
 
     def teach(self, known: Iterable[tuple[int, float]]) -> None:
         """Let them know what forward passes were measured to take before the first completion: the
@@ -134,7 +138,8 @@ class Costs:
         """`forward_s` of 0, 1, ... draft tokens, up to ``num_tokens`` at least."""
         if len(self._curve) <= num_tokens:
             self._num_curve = max(self._num_curve, num_tokens)
-            self._curve[:] = self._expected(self._num_curve)
+            self._curve = array("d", self._expected(self._num_curve))
+            self._worst = array("d")
         return self._curve
 
     def forward_s(self, num_tokens: int) -> float:
@@ -151,11 +156,14 @@ class Costs:
         """The most that forward passes are expected to take, by width as `curve`: beyond those
         measured, as long as two of the widest."""
         expected = self.curve(num_tokens)
-        widest = max(self._by_width, default=num_tokens)
-        if widest >= num_tokens:
-            return expected
-        least_s = 2 * expected[widest]
-        return [s if num <= widest else max(s, least_s) for num, s in enumerate(expected)]
+        if expected is self._curve and self._worst:
+            return self._worst
+        widest, worst = max(self._by_width, default=num_tokens), array("d", expected)
+        for num in range(widest + 1, len(worst)):
+            worst[num] = max(worst[num], 2 * expected[widest])
+        if expected is self._curve:
+            self._worst = worst
+        return worst
 
     def row_s(self, num_tokens: int) -> float:
         """Expected seconds of one more draft token than so many."""

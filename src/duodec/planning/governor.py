@@ -146,10 +146,10 @@ class Governor:
         if self._trial[sources] >= min(_SOONEST, self.trial):
             self._judge(sources)
 
-    def cut_first_rest(self, sources: Sources, num_rounds: int) -> None:
+    def cut_first_rest(self, sources: Sources, num_rounds: float) -> None:
         """Let a choice that was never tried rest for so many rounds at most."""
-        if sources not in self._rates:
-            self._rest[sources] = min(self._rest.get(sources, 0), num_rounds)
+        if sources not in self._rates and num_rounds < self._rest.get(sources, 0):
+            self._rest[sources] = round(num_rounds)
 
     def infer_plain(self, seconds: float) -> None:
         """Add a round of plain decoding that would have taken so long: where a forward pass takes

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from duodec.core.candidates import TreeCursor
 from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
-from duodec.planning.compiled import fastest_width, grow, learn
+from duodec.planning.compiled import fastest_width, grow, learn, propose
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Rate
 from duodec.planning.mixing import Mixer
 from duodec.planning.selection import LEAST_VALUE, Selection
-from duodec.planning.sources import Source
+from duodec.planning.sources import End, Source, TextSources
 
 _TICK_S = 1e-9  # the least a forward pass takes
 _NODE_S = 1e-5  # to find one more candidate and to send it: measured
@@ -80,12 +80,31 @@ class Planner:
     ) -> Selection:
         """The likeliest candidates of all sources, the draft model's tree being the first: at most
         ``num_tokens`` of them, ``depth`` tokens deep."""
-        selection = Selection(sources, mixer)
-        num_tokens = min(num_tokens, self.num_tokens, self.costs.draft_budget())
-        # to find a node takes time, in which tokens come without it
-        least = max(LEAST_VALUE, _NODE_S * self._rate.value)
-        grow(selection, num_tokens, depth, has_branches=self.has_branches, least=least)
+        selection, num_tokens = Selection(sources, mixer), self._most(num_tokens)
+        grow(selection, num_tokens, depth, has_branches=self.has_branches, least=self._least)
         return selection
+
+    def propose(
+        self, given: Sequence[Source], texts: TextSources, end: End, num_tokens: int, depth: int
+    ) -> tuple[Selection, int]:
+        """`select` at the end of a text, and `width` of that. Of the sources are given the draft
+        model's tree, a datastore's and the heads'."""
+        selection, num_tokens = Selection(given, texts.memory.mixer), self._most(num_tokens)
+        width = propose(
+            selection, texts, end, num_tokens, depth,
+            self.costs.curve(num_tokens), self.costs.worst(num_tokens),
+            has_branches=self.has_branches, least=self._least,
+            **_bounds(self._trust(has_draft=selection.has_draft), self.allowance, self.heads_s),
+        )  # fmt: skip
+        return selection, width
+
+    def _most(self, num_tokens: int) -> int:
+        return min(num_tokens, self.num_tokens, self.costs.draft_budget())
+
+    @property
+    def _least(self) -> float:
+        """To find a node takes time, in which tokens come without it."""
+        return max(LEAST_VALUE, _NODE_S * self._rate.value)
 
     @property
     def rate(self) -> float:
@@ -115,18 +134,19 @@ class Planner:
         when the rent has come to the price pays twice at most."""
         return saved * decoding_s >= self.reading_s(num_tokens)
 
-    def is_worth_waiting(self, cursor: TreeCursor, selection: Selection) -> bool:
-        """Whether `promised_by_waiting` is anything."""
-        return self.promised_by_waiting(cursor, selection) > 0.0
-
-    def promised_by_waiting(self, cursor: TreeCursor, selection: Selection) -> float:
+    def promised_by_waiting(
+        self, cursor: TreeCursor, selection: Selection, num_scored: int | None = None
+    ) -> float:
         """Tokens that one more step of the draft model, whose tree under the text this is, promises
         beyond what the other sources already propose; 0 where, as far as such promises came true
-        lately, decoding is expected to be faster."""
+        lately, decoding is expected to be faster. ``num_scored`` is `width` of the selection, if
+        that is known."""
         if not (self._rate.value or self.costs.is_measured):
             return 0.0  # it may be that the target needs no time at all
         rate = self._caution * (self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0)))
-        row = rate * self.costs.row_s(self.width(selection))  # of what it brings, in tokens
+        if num_scored is None:
+            num_scored = self.width(selection)
+        row = rate * self.costs.row_s(num_scored)  # of what it brings, in tokens
         least = rate * self.patience * self.step_s(cursor)
         if not cursor.is_expanded:
             reach = self._reach(selection)  # what the others' trees are like, where they are right
@@ -157,7 +177,10 @@ class Planner:
         first is."""
         value *= self.waits.trust
         covered = self.acceptance.covered(self.prior)[: None if self.has_branches else 1]
-        return max(value * share - num * row for num, share in enumerate(covered, 1))
+        most = -math.inf
+        for num, share in enumerate(covered, 1):
+            most = max(most, value * share - num * row)
+        return most
 
     def step_s(self, cursor: TreeCursor) -> float:
         """Expected seconds until the drafter's next step arrives here."""
@@ -200,6 +223,8 @@ class Planner:
 
     def width(self, selection: Selection) -> int:
         """How many of the selected tokens to score."""
+        if not selection.values:
+            return 0
         trust = self._trust(has_draft=selection.has_draft)
         return best_width(selection.values, self.costs, trust, self.allowance, self.heads_s)
 
@@ -240,17 +265,19 @@ def best_width(
     forward pass takes ``more_s`` longer, whatever its width.
     """
     num = len(values)
-    return fastest_width(
-        values,
-        costs.curve(num),
-        costs.worst(num),
-        trust=trust,
-        caution=_caution(allowance),
-        lost=min(_MOST_LOST, max(0.0, allowance)),
-        most_bet=_MOST_LOST,
-        bet=_BET,
-        more_s=more_s,
-    )
+    bounds = _bounds(trust, allowance, more_s)
+    return fastest_width(values, costs.curve(num), costs.worst(num), **bounds)
+
+
+def _bounds(trust: float, allowance: float, more_s: float) -> dict[str, float]:
+    return {
+        "trust": trust,
+        "caution": _caution(allowance),
+        "lost": min(_MOST_LOST, max(0.0, allowance)),
+        "most_bet": _MOST_LOST,
+        "bet": _BET,
+        "more_s": more_s,
+    }
 
 
 def _caution(allowance: float) -> float:

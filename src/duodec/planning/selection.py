@@ -11,7 +11,7 @@ It grows and learns in C++ (`planning/compiled.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from duodec.core.draft import Draft
 from duodec.planning.mixing import Mixer
@@ -24,13 +24,15 @@ SHARE = 0.5  # of that, from which one source alone may propose it
 class Selection:
     """The tree, in the order of its nodes' values; parents come before their children."""
 
-    def __init__(self, sources: Sequence[Source], mixer: Mixer) -> None:
+    def __init__(self, given: Sequence[Source], mixer: Mixer) -> None:
         """The first source is the draft model's tree, the second one recycled rows."""
-        self.sources = sources
+        self.given = given
         self.mixer = mixer
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.values: list[float] = []
+        # makes the rows and the matches of texts, where they were searched in C++
+        self.find: Callable[[], Sequence[Source]] | None = None
+        self.tokens: Sequence[int] = []
+        self.parents: Sequence[int] = []
+        self.values: Sequence[float] = []
         self.reach = 0.0  # likelihood that the next token is among the root's successors
         self.depth = 0  # of nodes whose successors were asked for, at most
         self.least = LEAST_VALUE  # of a node
@@ -43,7 +45,15 @@ class Selection:
         return Draft(tuple(self.tokens[:num_tokens]), tuple(self.parents[:num_tokens]))
 
     @property
+    def sources(self) -> Sequence[Source]:
+        """All that propose. Those that were searched in C++ are made once they are wanted."""
+        if self.find is not None:
+            tree, *others = self.given
+            self.given, self.find = [tree, *self.find(), *others], None
+        return self.given
+
+    @property
     def has_draft(self) -> bool:
         """The draft model proposes something after the text."""
-        first = self.sources[0] if self.sources else None
+        first = self.given[0] if self.given else None
         return isinstance(first, TreeSource) and first.is_expanded

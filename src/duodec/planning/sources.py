@@ -22,10 +22,10 @@ from duodec.planning.governor import Rate
 from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.supplement import Supplement
 
-_MAX_DEPTH = 24
+MAX_DEPTH = 24
 _FADE = 0.9  # of earlier completions
-_FACTOR = float(_MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
-_MIN_SHARE = 0.05
+FACTOR = float(MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
+MIN_SHARE = 0.05
 LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, ...
 # how often they are expected to go on as before: in the same text, and in earlier completions
 _OWN_EXPECTED = array("d", (0.4, 0.6, 0.8, 0.9, 0.95))
@@ -39,8 +39,24 @@ BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a ro
 
 
 Context = tuple[int, ...]
-Lesson = tuple[Context, Callable[[], Candidates]]
-"""The end of a text, and what finds the tokens that the target held likely after it."""
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What finds the tokens that the target held likely in rows of a draft, each with its row, in
+    the order in which they are learned."""
+
+    end: Context  # of the text that the draft was scored after
+    draft: Draft
+    rows: Sequence[tuple[int, Callable[[], Candidates]]]
+
+    def context(self, row: int) -> Context:
+        """The tokens before that row's."""
+        node, tokens = row - 1, list[int]()
+        while node != ROOT and len(tokens) < MAX_ORDER:
+            tokens.append(self.draft.tokens[node])
+            node = self.draft.parents[node]
+        return (*self.end, *reversed(tokens))[-MAX_ORDER:]
 
 
 class TreeSource:
@@ -155,11 +171,21 @@ Source = TreeSource | RowSource | MatchSource | StoredSource | HeadSource
 
 
 @dataclass(frozen=True)
+class End:
+    """Where a text ends: its last tokens, as many as are compared, and the position of the next
+    one. The last ``num_new`` of them are not in the text's own store yet."""
+
+    tokens: array[int]
+    position: int
+    num_new: int = 0
+
+
+@dataclass(frozen=True)
 class TextMemory:
     """What outlives a completion: earlier ones and the target's rows, of which each owner has its
     own, and how often each source was right."""
 
-    earlier: ByOwner[Suffixes] = field(default_factory=lambda: Suffixes.by_owner(_MAX_DEPTH))
+    earlier: ByOwner[Suffixes] = field(default_factory=lambda: Suffixes.by_owner(MAX_DEPTH))
     own_matches: MatchHistory = field(
         default_factory=lambda: MatchHistory(Kind.OWN_TEXT, _OWN_EXPECTED)
     )
@@ -199,30 +225,47 @@ class TextSources:
     ) -> None:
         """With ``sampler``, of which the noise is then known, draws are foreseen by it."""
         self.memory = memory
-        self._earlier, self._rows = memory.earlier.of(owner), memory.rows.of(owner)
+        self.earlier, self._rows = memory.earlier.of(owner), memory.rows.of(owner)
         self._datastore = datastore
         self._sampler = None if sampler is None or sampler.params.is_greedy else sampler
-        self._own = Suffixes(_MAX_DEPTH)
+        self.own = Suffixes(MAX_DEPTH)
         self._num_prompt = len(text)
+        self._num_read = 0
+        self.fixed: tuple[bytes, object] | None = None  # what C++ reads of all proposals
+        self.stores = (self.own, memory.own_matches), (self.earlier, memory.earlier_matches)
 
     def read(self, text: Tokens) -> None:
         """Take in what is new of the text."""
-        self._own.extend(text[len(self._own) :].tolist())
+        if len(text) > self._num_read:
+            self.own.extend(text[self._num_read :].tolist())
+            self._num_read = len(text)
 
-    def sources(self, text: Tokens, depth: int = _MAX_DEPTH) -> list[Source]:
+    def end_to_read(self, text: Tokens) -> End:
+        """The end of a text, what is new of which is taken in by whoever is given it next."""
+        num_new, self._num_read = len(text) - self._num_read, len(text)
+        tokens = array("i", text[-max(MAX_DEPTH, num_new) :].tobytes())
+        return End(tokens, len(text), num_new)
+
+    def end_after(self, text: Tokens, tokens: Sequence[int]) -> End:
+        """The end of a text that may go on with these."""
+        end = array("i", text[-MAX_DEPTH:].tobytes())
+        end.extend(tokens)
+        return End(end, len(text) + len(tokens))
+
+    def sources(self, text: Tokens, depth: int = MAX_DEPTH) -> list[Source]:
         """The sources at the end of a text, at most so many tokens deep. It may be longer than
         what was read."""
         rows = self.rows(text)
         coupling = rows.coupling
         found: list[Source] = [rows]
-        stores = (
-            (self._own, self.memory.own_matches),
-            (self._earlier, self.memory.earlier_matches),
-        )
-        for store, history in stores:
-            speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
+        for store, history in self.stores:
+            speculation = store.speculate(text, FACTOR, MIN_SHARE, depth)
             if speculation.tokens:
                 found.append(MatchSource.of(speculation, history, coupling))
+        return [*found, *self.stored(text)]
+
+    def stored(self, text: Tokens) -> list[Source]:
+        """What a datastore proposes at the end of a text."""
         if self._datastore is not None:
             windows = self._datastore.continuations(
                 text, max_span=_MAX_SPAN, min_span=_MIN_SPAN, length=_STORED_DEPTH
@@ -231,13 +274,17 @@ class TextSources:
                 common = most_frequent(windows, _STORED_TOKENS)
                 shares = tuple(count / len(windows) for count in common.counts)
                 own = common.draft.tokens, common.draft.parents, shares
-                found.append(StoredSource(*own, self.memory.stored, coupling))
-        return found
+                coupling = self._coupling(len(text))
+                return [StoredSource(*own, self.memory.stored, coupling)]
+        return []
 
     def rows(self, text: Tokens) -> RowSource:
         """The target's rows alone, at the end of a text."""
-        end = tuple(text[-MAX_ORDER:].tolist())
-        coupling = self._coupling(len(text))
+        return self.rows_after(text[-MAX_ORDER:].tolist(), len(text))
+
+    def rows_after(self, tokens: Sequence[int], position: int) -> RowSource:
+        """The same, after these tokens."""
+        end, coupling = tuple(tokens[-MAX_ORDER:]), self._coupling(position)
         return RowSource(self._rows, self.memory.by_order, end, coupling)
 
     def _coupling(self, position: int) -> Coupling | None:
@@ -252,37 +299,34 @@ class TextSources:
         *,
         clock: Callable[[], float] = perf_counter,
         budget_s: float = math.inf,
-    ) -> list[Lesson]:
+    ) -> Lessons:
         """What the target held likely in the rows of a draft that was scored after ``text``: on the
         path to the node ``end``, and then in others, the likeliest first. As many as can be kept in
         ``budget_s`` seconds, one at least; of a long path the last ones."""
         begin_s = clock()
-        end_of_text = tuple(text[-MAX_ORDER:].tolist())
-        contexts: list[Context] = [end_of_text]  # of the root, then of each node
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            contexts.append((*contexts[parent + 1][1 - MAX_ORDER :], token))
-        path = [0, *(node + 1 for node in draft.path(end))]
-        others = (row for row in range(scores.num_rows) if row not in path)
-        kept: list[Lesson] = []
+        num_rows, path = scores.num_rows, [0, *(node + 1 for node in draft.path(end))]
+        others = (row for row in range(num_rows) if row not in path)
+        kept: list[tuple[int, Callable[[], Candidates]]] = []
         num_of_path = 0
         for row in (*reversed(path), *others):
             spent_s = clock() - begin_s
             if kept and spent_s * (1 + 1 / len(kept)) > budget_s:
                 break  # another one would take longer
-            if row < scores.num_rows:  # or it was accepted, but not scored itself
-                kept.append((contexts[row], scores.keep(row)))
+            if row < num_rows:  # or it was accepted, but not scored itself
+                kept.append((row, scores.keep(row)))
                 num_of_path += row in path
         # a later row replaces an earlier one
-        return [*reversed(kept[:num_of_path]), *kept[num_of_path:]]
+        kept = [*reversed(kept[:num_of_path]), *kept[num_of_path:]]
+        return Lessons(tuple(text[-MAX_ORDER:].tolist()), draft, kept)
 
-    def learn(self, lessons: Iterable[Lesson]) -> None:
+    def learn(self, lessons: Lessons) -> None:
         """Store what the target held likely there."""
-        for context, find in lessons:
+        for row, find in lessons.rows:
             candidates = find()
             if candidates.tokens:
-                self._rows.add(context, candidates)
+                self._rows.add(lessons.context(row), candidates)
 
     def end(self, text: Tokens) -> None:
         """The completion is over."""
-        self._earlier.extend(text[self._num_prompt :].tolist())
-        self._earlier.end()
+        self.earlier.extend(text[self._num_prompt :].tolist())
+        self.earlier.end()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import RLock
@@ -36,13 +35,6 @@ class EngineLock:
         """Raises BadOption once it is closed."""
         if self.is_closed:
             raise BadOption(_CLOSED)
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """While entered, no other thread computes. Raises BadOption once it is closed."""
-        with self.lock:
-            self.check_open()
-            yield
 
     def close(self, scheduler: Scheduler | None) -> None:
         """End requests and resources; waits for the thread that computes. Can be called twice."""

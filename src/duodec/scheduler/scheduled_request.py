@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from duodec.core.events import Delta, Finished, FinishReason
+from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores
 from duodec.core.round import Stats
 from duodec.core.sampling.logprobs import Logprob
@@ -118,20 +119,19 @@ class ScheduledRequest:
         """Other slots from which its prompt may be copied: their owner may change meanwhile."""
         return (other for other in self.others if other.owner == self.request.owner)
 
-    def has_prefill(self, query: Query, num_known: int) -> bool:
-        """Whether a query computes more than a round's tokens, where ``num_known`` of its text were
-        cached: a prompt, or a text that another cache knew."""
-        if len(query.text) <= query.sampler.num_prompt_tokens or not num_known:
+    def has_prefill(self, query: Query, known: Tokens) -> bool:
+        """Whether a query computes more than a round's tokens, where its slot's cache held the text
+        ``known``: a prompt, or a text that another cache knew."""
+        if len(query.text) <= query.sampler.num_prompt_tokens:
             return True
-        return len(query.text) - num_known > self.request.max_width + 1
+        num_known = common_prefix(known, query.text)
+        return not num_known or len(query.text) - num_known > self.request.max_width + 1
 
-    def note_computed(self, query: Query, scores: Scores, num_known: int) -> None:
-        """Count what a forward pass computed of the prompt; ``num_known`` tokens of its text were
-        cached, where the target does not tell."""
-        if self.first_s is not None:
-            return
+    def note_computed(self, query: Query, scores: Scores, known: Tokens) -> None:
+        """Count what a forward pass computed of the prompt, where its slot's cache held the text
+        ``known`` and the target does not tell."""
         told = scores.num_computed
-        begin = len(query.text) - told if told is not None else num_known
+        begin = len(query.text) - told if told is not None else common_prefix(known, query.text)
         self.num_computed += max(0, min(len(query.text), len(self.request.prompt)) - begin)
 
     @property

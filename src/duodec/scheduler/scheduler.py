@@ -25,6 +25,7 @@ from duodec.core.protocols import (
     Target,
 )
 from duodec.core.sampling.grammar import GrammarEnded
+from duodec.core.sampling.sampler import Tokens
 from duodec.errors import ComputeFailed
 from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait
@@ -380,10 +381,7 @@ class Scheduler:
             self._fail(entry, error)
 
     def _take_scores(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
-        num_known = [
-            entry.slot.num_in_cache(query.text)
-            for entry, query in zip(flight.entries, flight.queries, strict=True)
-        ]
+        known = [entry.slot.known for entry in flight.entries]
         num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
         proposed = {
             query.slot: own.proposed()
@@ -391,15 +389,16 @@ class Scheduler:
             if query.heads is not None
         }
         account = partial(
-            self._note_forward, flight, num_rows, proposed, num_known, len(self.running), end_s
+            self._note_forward, flight, num_rows, proposed, known, len(self.running), end_s
         )
         self._accounts.append(account)
         if flight.is_here or len(self.running) > 1:  # nothing to gain, or to share by what it cost
             self._settle()
-        parts = zip(flight.entries, flight.queries, scores, num_known, strict=True)
-        for entry, query, own, num in parts:
+        parts = zip(flight.entries, flight.queries, scores, known, strict=True)
+        for entry, query, own, before in parts:
             entry.slot.know(query.text)
-            entry.note_computed(query, own, num)
+            if entry.is_at_prompt:
+                entry.note_computed(query, own, before)
             if entry.part is None and entry in self.running:
                 self._advance(entry, Forward(own, flight.start_s, end_s))
         if len(self.running) > 1:
@@ -441,15 +440,15 @@ class Scheduler:
         flight: _Flight,
         num_rows: Sequence[int],
         proposed: Mapping[int, Proposed],
-        num_known: Sequence[int],
+        known: Sequence[Tokens],
         num_running: int,
         end_s: float,
     ) -> None:
         self.num_forwards += 1
         for slot, own in proposed.items():
             self.budget.observe_heads(slot, own)
-        parts = zip(flight.entries, flight.queries, num_known, strict=True)
-        is_plain_work = not any(entry.has_prefill(query, num) for entry, query, num in parts)
+        parts = zip(flight.entries, flight.queries, known, strict=True)
+        is_plain_work = not any(entry.has_prefill(query, text) for entry, query, text in parts)
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work and not any(entry.request.is_contended for entry in flight.entries):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from duodec.core.prefix import common_prefix
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetCache
 
+_NOTHING: Tokens = np.zeros(0, dtype=np.int32)
 _MUCH_LONGER = 4  # a text is worth as many times a prompt's tokens before the prompt evicts it
 
 
@@ -33,10 +36,14 @@ class Slot:
         """What its cache holds is not known any more."""
         self._known.pop(self.cache.number, None)
 
+    @property
+    def known(self) -> Tokens:
+        """The text that its cache holds."""
+        return self._known.get(self.cache.number, _NOTHING)
+
     def num_in_cache(self, text: Tokens) -> int:
         """Tokens of a text that its cache holds."""
-        known = self._known.get(self.cache.number)
-        return 0 if known is None else common_prefix(known, text)
+        return common_prefix(self.known, text)
 
     def belong_to(self, owner: str) -> None:
         """Texts of another owner are not known any more."""

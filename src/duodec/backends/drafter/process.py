@@ -82,7 +82,8 @@ class ProcessDrafter:
         end_s = perf_counter() + wait_s
         self._tick()
         while (
-            self._child is not None
+            wait_s > 0
+            and self._child is not None
             and self._child.is_ready
             and not self._child.channel.is_closed
             and self._requests.is_drafting(slot, beyond)
