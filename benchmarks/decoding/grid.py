@@ -1,8 +1,8 @@
 """Run `auto` on a grid of steep curves: what it loses to plain decoding while it learns them.
 
-Table models on a virtual clock, so that the figures are the same everywhere: 8 shapes of T(n) (five
-slopes, a curve with steps, a CPU's two kernels), three latencies, three draft models. Every run
-begins knowing nothing.
+Table models on a virtual clock, so that the figures are the same everywhere: 10 shapes of T(n)
+(five slopes, a curve with steps, a CPU's two kernels, two cliffs), three latencies, three draft
+models. Every run begins knowing nothing.
 
     python -m benchmarks grid
 """
@@ -48,6 +48,7 @@ SHAPES = {  # T by rows, of which T(1) is scaled
     "steps": published()["mi50-27b-q8_0"],
     "cpu": CostCurve.parse("1:36.5,2:58,4:98,5:121,8:220,16:277,32:440"),
     "cpu, flat kernels": CostCurve.parse("1:33.5,2:34,4:38.5,5:43,8:58,16:108,32:205"),
+    **{f"cliff after {n}": CostCurve.parse(f"1:25,{n}:27,{n + 80}:1067") for n in (8, 32)},
 }
 MILLISECONDS = (10.0, 25.0, 100.0)
 DRAFTS = {"good": 0.15, "weak": 0.5, "none": None}  # noise of its logits

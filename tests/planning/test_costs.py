@@ -25,15 +25,18 @@ def test_what_is_kept_between_forward_passes_is_computed_anew_after_one(passes, 
 
 
 @given(PASSES)
-def test_a_width_beyond_those_measured_may_take_as_long_as_two_of_the_widest(passes) -> None:
+def test_a_width_beyond_those_measured_may_take_as_long_as_two_of_the_widest_or_fall_off_a_cliff(
+    passes,
+) -> None:
     costs = Costs()
     for num_tokens, seconds in passes:
         costs.observe_forward(seconds, num_tokens)
     widest = max((num_tokens for num_tokens, _ in passes), default=80)
     expected, worst = costs.curve(80), costs.worst(80)
-    for num in range(81):
-        least_s = 2 * expected[widest] if num > widest else 0.0
-        assert worst[num] == max(expected[num], least_s)
+    assert list(worst[: widest + 1]) == list(expected[: widest + 1])
+    for num in range(widest + 1, 81):
+        dear_s = expected[widest] + 0.4 * expected[0] * (num - widest)
+        assert worst[num] >= max(expected[num], 2 * expected[widest], dear_s)
 
 
 def test_costs_of_another_target_begin_with_none_of_its_own() -> None:

@@ -26,6 +26,7 @@ _STEEPEST, _STEP = 1.14, 1.75  # one slow pass: T(n) grows as n ** 1.14 at most,
 _LEAP = 8  # passes with drafts, then a wider one may be tried as if it cost no more
 _PLATEAU = 1.15  # it did not cost much more
 _MAX_LEAP = 1024
+_CLIFF = 0.4  # of a pass without a draft: a row beyond the widest measured may cost as much
 _STALE = 512  # passes, all widths together, after which a width is measured anew
 _UNKNOWN_STEP_S = 0.003
 _READ_IN_A_STEP = 4.0  # tokens that a draft model reads in the time of a step, at least: 4 to 16
@@ -70,6 +71,7 @@ class _Recent:
 class Costs:
     """Running medians of the seconds of a target's forward pass and of a draft token."""
 
+    cliff: float = _CLIFF
     _forward_s: _Recent = field(default_factory=_Recent)
     _token_s: _Recent = field(default_factory=_Recent)
     _step_s: _Recent = field(default_factory=_Recent)
@@ -154,13 +156,16 @@ class Costs:
 
     def worst(self, num_tokens: int) -> Sequence[float]:
         """The most that forward passes are expected to take, by width as `curve`: beyond those
-        measured, as long as two of the widest."""
+        measured, as long as two of the widest, and as if each row cost what few do: there may be a
+        cliff."""
         expected = self.curve(num_tokens)
         if expected is self._curve and self._worst:
             return self._worst
         widest, worst = max(self._by_width, default=num_tokens), array("d", expected)
+        row_s = max(self.cliff * expected[0], self._slope_s)
         for num in range(widest + 1, len(worst)):
-            worst[num] = max(worst[num], 2 * expected[widest])
+            dear_s = expected[widest] + row_s * (num - widest)
+            worst[num] = max(worst[num], 2 * expected[widest], dear_s)
         if expected is self._curve:
             self._worst = worst
         return worst

@@ -43,7 +43,8 @@ class BatchSize:
 
     governor: Governor
     num_whole: int = 0  # 0: no step is whole
-    costs: Costs = field(default_factory=Costs)
+    # a step has many rows, of which one more is a small part of what plain decoding takes
+    costs: Costs = field(default_factory=lambda: Costs(cliff=0.0))
     _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     _num_parted: int = 0  # steps since a whole one was tried
 
