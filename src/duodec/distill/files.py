@@ -60,6 +60,10 @@ class Folder:
     def shard(self, number: int) -> Path:
         return self.path / f"shard-{number:05}.npz"
 
+    def states(self, number: int) -> Path:
+        """The target's hidden states of a shard's tokens."""
+        return self.path / f"states-{number:05}.npy"
+
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Write an object as JSON, whole or not at all."""

@@ -16,8 +16,9 @@ from duodec.errors import ComputeFailed
 from duodec.loading.config import EngineConfig
 
 CHAIN, DEFAULT, WITHOUT = "sps:4", "stream", "lookup"
+HEAD_CHAIN, AUTO = "eagle3:4", "auto"
 # prompts, and tokens of each: rows off the text, which the default method reads, are computed
-_OF = {CHAIN: (16, 64), DEFAULT: (8, 32), WITHOUT: (8, 32)}
+_OF = {CHAIN: (16, 64), HEAD_CHAIN: (16, 64), DEFAULT: (8, 32), AUTO: (8, 32), WITHOUT: (8, 32)}
 _EVEN_MS = "1:1,2:1"  # a step's price, the same for any number of tokens: no chain is cut short
 
 OnProgress = Callable[[str, int, int], None]
@@ -49,32 +50,67 @@ def judged(
 ) -> list[Verdict]:
     """A verdict for each draft, on the same prompts. Raises what loading the models raises, and
     ComputeFailed if no prompt could be completed."""
-    prompts = [
-        Prompt("held-out", str(number), conversation.turns[:1], None, None)
-        for number, conversation in enumerate(conversations)
-    ]
-
-    def tokens(draft: Path | str | None, method: str) -> float:
-        num_prompts, num_tokens = _OF[method]
-        plan = BenchPlan(
-            methods=(method,),
-            targets=(config.target,),
-            drafts=(str(draft or "none"),),
-            config=replace(config, num_slots=1),
-            max_tokens=min(num_tokens, params.max_tokens or num_tokens),
-            simulate_ms=forward_ms,
-            draft_ms=_EVEN_MS if method == CHAIN else None,
-            sampling=replace(params, max_tokens=None, logprobs=None),
-        )
-        found = simulate(plan, prompts[:num_prompts], on_progress).generations
-        return _tokens_a_pass(found)
+    bed = _Bed(config, conversations, params, forward_ms, on_progress)
 
     def verdict(draft: Path | str | None) -> Verdict:
         if draft is None:
-            return Verdict(None, 1.0, tokens(None, WITHOUT))
-        return Verdict(str(draft), tokens(draft, CHAIN), tokens(draft, DEFAULT))
+            return Verdict(None, 1.0, bed.tokens(WITHOUT))
+        own = replace(bed, draft=str(draft))
+        return Verdict(str(draft), own.tokens(CHAIN, draft_ms=_EVEN_MS), own.tokens(DEFAULT))
 
     return [verdict(draft) for draft in drafts]
+
+
+def judged_heads(
+    config: EngineConfig,
+    heads: Sequence[Path | None],
+    conversations: Sequence[Conversation],
+    params: SamplingParams,
+    *,
+    forward_ms: float,
+    on_progress: OnProgress,
+) -> list[Verdict]:
+    """The same for EAGLE-3 heads, without a draft model; None: without a head."""
+    bed = _Bed(config, conversations, params, forward_ms, on_progress)
+
+    def verdict(head: Path | None) -> Verdict:
+        if head is None:
+            return Verdict(None, 1.0, bed.tokens(AUTO))
+        own = replace(bed, config=replace(config, heads=str(head)))
+        return Verdict(str(head), own.tokens(HEAD_CHAIN), own.tokens(AUTO))
+
+    return [verdict(head) for head in heads]
+
+
+@dataclass(frozen=True)
+class _Bed:
+    """A simulation of held-out prompts."""
+
+    config: EngineConfig
+    conversations: Sequence[Conversation]
+    params: SamplingParams
+    forward_ms: float
+    on_progress: OnProgress
+    draft: str = "none"
+
+    def tokens(self, method: str, *, draft_ms: str | None = None) -> float:
+        """Tokens a forward pass by this method."""
+        num_prompts, num_tokens = _OF[method]
+        plan = BenchPlan(
+            methods=(method,),
+            targets=(self.config.target,),
+            drafts=(self.draft,),
+            config=replace(self.config, num_slots=1),
+            max_tokens=min(num_tokens, self.params.max_tokens or num_tokens),
+            simulate_ms=self.forward_ms,
+            draft_ms=draft_ms,
+            sampling=replace(self.params, max_tokens=None, logprobs=None),
+        )
+        prompts = [
+            Prompt("held-out", str(number), conversation.turns[:1], None, None)
+            for number, conversation in enumerate(self.conversations[:num_prompts])
+        ]
+        return _tokens_a_pass(simulate(plan, prompts, self.on_progress).generations)
 
 
 def _tokens_a_pass(generations: Sequence[Generation]) -> float:

@@ -17,7 +17,7 @@ from duodec.errors import BadOption
 _FIXED = 800 << 20  # torch itself, and what else a process has
 _OF_WEIGHT = 4 * 5  # weight, gradient, two moments, and a copy while the file is read
 _OF_KEPT = 4 * 3  # of a weight that stays: itself, rounded, and a copy while the file is read
-_TURNS = 1.5  # completions of a conversation
+TURNS = 1.5  # completions of a conversation
 _RECORDED = 2 * NUM_TOPS + 4 * NUM_TOPS + 8  # bytes a token
 _CHECKPOINTS = 2 * 3 * 4  # bytes of a weight: one is whole while the next is written
 
@@ -52,7 +52,7 @@ class Needs:
         num_prompts = len(prompts.conversations) + settings.written_prompts
         if settings.num_prompts:
             num_prompts = min(num_prompts, settings.num_prompts)
-        recorded = int(num_prompts * _TURNS * settings.max_tokens * _RECORDED)
+        recorded = int(num_prompts * TURNS * settings.max_tokens * _RECORDED)
         return cls(
             _OF_WEIGHT * num_trained
             + _OF_KEPT * (num_params - num_trained)
@@ -60,6 +60,19 @@ class Needs:
             + logits
             + _FIXED,
             _CHECKPOINTS * num_trained + 2 * num_params + recorded,
+        )
+
+    @classmethod
+    def of_layer(
+        cls, num_trained: int, num_kept: int, state_bytes: int, *, num_tokens: int, num_states: int
+    ) -> Needs:
+        """Of a head with so many weights that are trained, and that stay; with a recording of so
+        many tokens and so many numbers of a token's hidden states."""
+        logits = 4 * 4 * CHUNK * (num_kept // max(1, num_states // 3))
+        recorded = num_tokens * (_RECORDED + 2 * num_states)
+        return cls(
+            _OF_WEIGHT * num_trained + _OF_KEPT * num_kept + state_bytes + logits + _FIXED,
+            _CHECKPOINTS * num_trained + 2 * (num_trained + num_kept) + recorded,
         )
 
     def check(self, folder: Folder, free_bytes: int) -> None:

@@ -14,7 +14,7 @@ from duodec.backends.llamacpp.drafts.head import (
     Frequency,
 )
 from duodec.core.traits import Parallel
-from duodec.distill.files import Folder, read_json, write_json
+from duodec.distill.files import Folder, write_json
 from duodec.distill.judging import Verdict, judged
 from duodec.distill.library import torch
 from duodec.distill.needs import Needs
@@ -22,7 +22,7 @@ from duodec.distill.recording import Recording
 from duodec.distill.settings import NUM_TOPS
 from duodec.distill.source import SourceFile
 from duodec.distill.training.logits import FrequentHead, WholeHead
-from duodec.distill.training.loop import Measure, Training, most_steps
+from duodec.distill.training.loop import Measure, Training
 from duodec.distill.training.student import open_student, transplant
 from duodec.distill.work import Work, identity
 from duodec.distill.writing import write_gguf
@@ -35,7 +35,6 @@ from duodec.models import resolve
 from duodec.models.vocabularies import difference
 
 _VERSION = 1
-_LEAST_STEPS = 10
 _MANY_TOKENS = 65_536  # of a vocabulary; a larger one's embedding and head are kept
 _NUM_FREQUENT = 32_768  # of its tokens, whose logits are trained
 
@@ -173,7 +172,7 @@ class Distillation(Work):
             device,
             self.parallel,
         )
-        training.num_steps = self._num_steps(training)
+        training.num_steps = self.plan_steps(training)
         training.resume()
 
         def show(now: Training, loss: float) -> None:
@@ -202,19 +201,6 @@ class Distillation(Work):
         counted = recording.frequent_tokens().tolist()
         frequency = Frequency.of(kinds, counted, is_numbered, _NUM_FREQUENT)
         return FrequentHead(student, self.settings.quantize, frequency.is_frequent)
-
-    def _num_steps(self, training: Training) -> int:
-        """As configured, or as planned when the training began: so many as the time allows."""
-        manifest = read_json(self.folder.manifest) or {}
-        planned = manifest.get("num_steps")
-        if self.settings.steps:
-            planned = self.settings.steps
-        elif not isinstance(planned, int):
-            left_s = 60 * self.settings.minutes - training.recording.seconds
-            most = most_steps(training.recording, self.settings)
-            planned = max(_LEAST_STEPS, min(most, training.steps_in(left_s)))
-        write_json(self.folder.manifest, {**manifest, "num_steps": planned})
-        return planned
 
     def _judge(self) -> tuple[Verdict, Verdict]:
         before, after = judged(

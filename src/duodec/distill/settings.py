@@ -13,7 +13,8 @@ from duodec.errors import BadOption
 
 NUM_TOPS = 64  # of the target's likeliest tokens at each position, that are recorded
 LOSSES = ("kl", "lk", "acceptance")
-HEADS = ("medusa", "hydra")
+FOLDERS = ("medusa", "hydra")  # kinds of heads that are written to a folder, for torch
+HEADS = (*FOLDERS, "eagle3")
 FORMATS = ("q4_0", "q8_0", "f16")
 _PANEL = "Distillation"
 
@@ -35,8 +36,9 @@ class DistillSettings:
     heads: Annotated[
         str | None,
         Parameter(
-            "Train heads of this kind on the target itself in place of a draft: OUTPUT is a folder "
-            "for --heads of the other commands.",
+            "Train heads of this kind on the target itself in place of a draft, for --heads of the "
+            "other commands: eagle3 is a file for a GGUF target through llama.cpp, the others are "
+            "a folder for one on torch.",
             _PANEL,
             metavar="KIND",
             choices=HEADS,

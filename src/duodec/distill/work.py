@@ -16,6 +16,7 @@ from duodec.distill.prompts.collect import Prompts, asked, collect
 from duodec.distill.prompts.magpie import Written, write_prompts
 from duodec.distill.recording import Recording
 from duodec.distill.settings import DistillSettings
+from duodec.distill.training.loop import Training, most_steps
 from duodec.errors import BadOption, warn
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
@@ -23,6 +24,7 @@ from duodec.loading.resolve import ResolvedPair, resolve_target
 from duodec.machine.cores import available_cores
 
 _FOLDER_VERSION = 4  # of the shards and checkpoints in it, and of what options mean
+_LEAST_STEPS = 10
 _RECORDING_PART = 0.4  # of the minutes, at most, prompts that are written included
 _WRITING_PART = 0.5  # of that, for these prompts
 
@@ -142,6 +144,19 @@ class Work:
             return self.given, written.seconds
         every = (*self.given.conversations, *map(asked, written.messages))
         return Prompts.of(every, self.settings.num_prompts, self.seed), written.seconds
+
+    def plan_steps(self, training: Training) -> int:
+        """As configured, or as planned when the training began: so many as the time allows."""
+        manifest = read_json(self.folder.manifest) or {}
+        planned = manifest.get("num_steps")
+        if self.settings.steps:
+            planned = self.settings.steps
+        elif not isinstance(planned, int):
+            left_s = 60 * self.settings.minutes - training.recording.seconds
+            most = most_steps(training.recording, self.settings)
+            planned = max(_LEAST_STEPS, min(most, training.steps_in(left_s)))
+        write_json(self.folder.manifest, {**manifest, "num_steps": planned})
+        return planned
 
     def use_device(self) -> str:
         """Where torch trains, with as many threads as the options say."""

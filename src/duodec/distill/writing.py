@@ -20,7 +20,7 @@ from duodec.distill.training.rounding import BLOCK, as_stored
 from duodec.distill.training.student import as_array
 from duodec.machine.files import replacing
 
-_FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type
+FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type
 _DERIVED = ("GGUF.", "general.architecture", "general.file_type", "general.name", "split.",
             "general.quantization_version", FREQUENT, MASK_TOKEN, NUM_PARALLEL)  # fmt: skip
 _ENDS = (".weight", ".bias")
@@ -51,7 +51,7 @@ def write_gguf(
     ):
         _add_metadata(writer, source, vocabulary or source, layers)
         writer.add_name(name)
-        writer.add_file_type(_FILE_TYPES[kind])
+        writer.add_file_type(FILE_TYPES[kind])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         if len(frequent):
             writer.add_array(FREQUENT, [int(token) for token in frequent])
@@ -59,7 +59,7 @@ def write_gguf(
             writer.add_uint32(MASK_TOKEN, parallel.mask_token)
             writer.add_uint32(NUM_PARALLEL, parallel.num_tokens)
         for tensor, data in _tensors(student, source, len(layers)):
-            stored, quantised = _quantised(data, kind)
+            stored, quantised = stored_as(data, kind)
             writer.add_tensor(tensor, stored, raw_dtype=quantised)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -124,7 +124,7 @@ def _permuted(data: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(data.shape))
 
 
-def _quantised(data: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Any]:
+def stored_as(data: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Any]:
     """A matrix in the format, or the nearest that its width allows; vectors stay as they are."""
     types = gguf.GGMLQuantizationType
     if data.ndim == 1:

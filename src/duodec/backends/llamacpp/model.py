@@ -20,6 +20,7 @@ from duodec.backends.llamacpp.drafts.small_weights import small_weights
 from duodec.backends.llamacpp.gguf import overrides
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.target.caches import CacheTypes
+from duodec.backends.llamacpp.target.states import Watch
 from duodec.backends.placement import Placement
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption, ModelUnreadable
@@ -61,6 +62,8 @@ class LlamaModel:
     ) -> None:
         self.path, self.head = path, head
         self._is_mapped = is_mapped
+        self.watches: dict[object, Watch] = {}  # of its contexts, where layers are watched
+        self._watched: Sequence[int] = ()
         self._pieces: dict[int, bytes] = {}  # of tokens that were turned into text
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
@@ -142,6 +145,16 @@ class LlamaModel:
     def by_value(self) -> FileVocabulary:
         """Its vocabulary, for another process to load."""
         return FileVocabulary(self.path)
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Let contexts that are opened from now on copy what these layers are given."""
+        self._watched = layers
+
+    def new_watch(self) -> Watch | None:
+        """What a context that is being opened is to copy."""
+        if not self._watched:
+            return None
+        return Watch(self.lib, self._watched, int(self.lib.llama_model_n_embd(self.handle)))
 
     def close(self) -> None:
         """Free the weights; no context may be in use."""
@@ -471,7 +484,10 @@ def open_context(
         params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]
     params.abort_callback = callback(lib.ggml_abort_callback)
     params.abort_callback_data = FLAG.address
-    if on_operation:
+    watch = model.new_watch()
+    if watch:
+        params.cb_eval = watch.callback
+    elif on_operation:
         params.cb_eval = on_operation
     try:
         handle = interruptible(
@@ -485,4 +501,6 @@ def open_context(
             f"no memory for a context of {num_context} tokens of {model.path}; "
             "ask for a smaller one with `context`"
         )
+    if watch:
+        model.watches[handle] = watch
     return handle

@@ -6,22 +6,23 @@ import json as json_format
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duodec.cli import options
 from duodec.cli.output import OnProgress, is_terminal, progress_bar, put, put_table, say, say_dim
 from duodec.core.sampling.sampler import SamplingParams
-from duodec.distill.settings import DistillSettings
+from duodec.distill.settings import FOLDERS, DistillSettings
 from duodec.loading.config import EngineConfig
 from duodec.machine.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from duodec.distill.recipe import Result
+    from duodec.distill.head_recipe import LayerDistillation
+    from duodec.distill.recipe import Distillation, Result
     from duodec.distill.training.heads import Trained
 
 EPILOG = """
@@ -31,6 +32,7 @@ duodec distill MODEL.gguf --from SMALL.gguf --prompts chats.jsonl  # with your p
 duodec distill smollm2 --write-prompts 2000  # with prompts that the target writes itself
 duodec distill smollm2 --from smollm2 --layers 6  # a copy of the target with six of its layers
 duodec distill qwen2.5-coder-1.5b --from smollm2  # another vocabulary: it gets the target's
+duodec distill smollm2 --heads eagle3  # a layer on the target's own hidden states
 duodec distill smollm2 --heads medusa  # heads on the target itself, for --target-backend torch
 
 What happens:
@@ -112,47 +114,50 @@ def distill(
 
     Record what the target says, train a small model on that, judge it.
     """
-    if settings.heads is not None:
-        from duodec.distill.training.heads import HeadDistillation
-
+    common: dict[str, Any] = {
+        "config": replace(config, target=target),
+        "settings": settings,
+        "params": sampling,
+        "files": tuple(prompts or ()),
+    }
+    if settings.heads in FOLDERS:
         path = output or Path(f"{_stem(target)}-{settings.heads}")
-        with progress_bar(is_quiet=quiet) as on_progress, _one_line_for_its_end(path):
-            training = HeadDistillation(
-                config=replace(config, target=target),
-                output=path,
-                settings=settings,
-                params=sampling,
-                files=tuple(prompts or ()),
-                on_progress=_throttled(on_progress),
-            )
-            training.check()
-            trained = training.run()
+        with _working(path, is_quiet=quiet) as on_progress:
+            from duodec.distill.training.heads import HeadDistillation
+
+            heads = HeadDistillation(**common, output=path, on_progress=on_progress)
+            heads.check()
+            trained = heads.run()
         if json:
             put(f"{json_format.dumps(trained.as_json(), ensure_ascii=False)}\n")
         elif not quiet:
             _show_heads(trained, target)
         return
-    from duodec.distill.recipe import Distillation
+    path = output or Path(f"{_stem(target)}-{settings.heads or 'draft'}.gguf")
+    work: Distillation | LayerDistillation
+    with _working(path, is_quiet=quiet) as on_progress:
+        if settings.heads:
+            from duodec.distill.head_recipe import LayerDistillation
 
-    path = output or Path(f"{_stem(target)}-draft.gguf")
-    with progress_bar(is_quiet=quiet) as on_progress:
-        work = Distillation(
-            config=replace(config, target=target),
-            origin=origin,
-            output=path,
-            settings=settings,
-            params=sampling,
-            files=tuple(prompts or ()),
-            on_progress=_throttled(on_progress),
-        )
-        with _one_line_for_its_end(path):
-            work.check()
-            result = work.run()
+            work = LayerDistillation(**common, output=path, on_progress=on_progress)
+        else:
+            from duodec.distill.recipe import Distillation
+
+            work = Distillation(**common, origin=origin, output=path, on_progress=on_progress)
+        work.check()
+        result = work.run()
     if json:
         put(f"{json_format.dumps(result.as_json(), ensure_ascii=False)}\n")
     elif not quiet:
-        _show(result)
-    _close(result, target)
+        _show(result, _OF_A_HEAD if settings.heads else _OF_A_DRAFT)
+    _close(result, f"-m {target} {'--heads' if settings.heads else '-md'} {result.path}")
+
+
+@contextmanager
+def _working(path: Path, *, is_quiet: bool) -> Iterator[OnProgress]:
+    """Progress of the work, and one line on how to go on after Ctrl-C."""
+    with progress_bar(is_quiet=is_quiet) as on_progress, _one_line_for_its_end(path):
+        yield _throttled(on_progress)
 
 
 def _stem(target: str) -> str:
@@ -187,22 +192,39 @@ def _one_line_for_its_end(path: Path) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _show(result: Result) -> None:
+@dataclass(frozen=True)
+class _Words:
+    """What the table calls what was made."""
+
+    name: str
+    none: str  # where there was none before
+    ahead: str  # how often a guess is right after so many tokens
+
+
+_OF_A_DRAFT = _Words("draft", "none: earlier text", "agreement, after {} mask tokens")
+_OF_A_HEAD = _Words("head", "none: earlier text", "right after {} right guesses")
+
+
+def _show(result: Result, words: _Words) -> None:
     first, last = result.measures[0], result.measures[-1]
     put_table(
         ("", "BEFORE", "AFTER"),
         [
-            ("draft", result.before.draft or "none: earlier text", str(result.path)),
+            (words.name, result.before.draft or words.none, str(result.path)),
             (
                 "tokens a forward pass",
                 f"{result.before.default:.3f}",
                 f"{result.after.default:.3f}",
             ),
-            ("  by the draft alone", f"{result.before.chain:.3f}", f"{result.after.chain:.3f}"),
+            (
+                f"  by the {words.name} alone",
+                f"{result.before.chain:.3f}",
+                f"{result.after.chain:.3f}",
+            ),
             ("agreement, first guess", f"{first.top1:.3f}", f"{last.top1:.3f}"),
             ("  one of the first four", f"{first.top4:.3f}", f"{last.top4:.3f}"),
             *(
-                (f"agreement, after {number} mask tokens", f"{before:.3f}", f"{after:.3f}")
+                (words.ahead.format(number), f"{before:.3f}", f"{after:.3f}")
                 for number, (before, after) in enumerate(
                     zip(first.ahead, last.ahead, strict=True), 1
                 )
@@ -228,18 +250,17 @@ def _show_heads(trained: Trained, target: str) -> None:
     say_dim(use, is_copied=True)
 
 
-def _close(result: Result, target: str) -> None:
+def _close(result: Result, options_to_use: str) -> None:
     say_dim(
         f"{result.num_recorded:,} tokens of {result.num_conversations} conversations in "
         f"{result.recording_s / 60:.1f} min; {result.num_steps} steps in "
         f"{result.training_s / 60:.1f} min"
     )
     if result.is_better:
-        use = f"duodec generate -m {target} -md {result.path} PROMPT"
-        say_dim(f"better; use it: {use}", is_copied=True)
+        say_dim(f"better; use it: duodec generate {options_to_use} PROMPT", is_copied=True)
         return
     say(
-        f"duodec: the new draft is no better, and was not kept as the output; it is "
+        f"duodec: {result.path.name} is no better, and was not kept as the output; it is "
         f"{result.path}: record more with --minutes and --prompts"
     )
     raise typer.Exit(1)

@@ -147,7 +147,7 @@ class Training:
                 for depth in range(num_tokens):
                     own = batch.depths == depth
                     wanted = self.head.columns(batch.known.at(own))
-                    for part, known in _chunks(every[own], wanted):
+                    for part, known in chunks(every[own], wanted):
                         logits = logits_of(part)
                         right[depth] += int(agreement(logits, known, 1))
                         count[depth] += len(part)
@@ -218,7 +218,7 @@ class Training:
             for batch in parts:
                 states = self._states(batch)
                 leaf = states.detach().requires_grad_()
-                for chunk, known in _chunks(leaf, self.head.columns(batch.known)):
+                for chunk, known in chunks(leaf, self.head.columns(batch.known)):
                     logits = logits_of(chunk).float()
                     log_q = torch.log_softmax(logits * self._scale, -1)
                     loss = self._loss(log_q, known).sum() / num
@@ -279,7 +279,7 @@ def most_steps(recording: Recording, settings: DistillSettings) -> int:
     return MAX_EPOCHS * steps_per_epoch(recording.training, settings.batch)
 
 
-def _chunks(states: Any, known: Known) -> Iterator[tuple[Any, Known]]:
+def chunks(states: Any, known: Known) -> Iterator[tuple[Any, Known]]:
     for i in range(0, len(states), CHUNK):
         rows = slice(i, i + CHUNK)
         yield states[rows], known.at(rows)

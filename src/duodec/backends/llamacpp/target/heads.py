@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +35,14 @@ from duodec.core.sampling.sampler import Context, Sampler, Tokens
 from duodec.errors import BadOption, ComputeFailed, DuodecError, ModelUnreadable
 
 MTP, EAGLE3 = "mtp", "eagle3"
+# metadata of a head that we trained: its target's file
+TARGET_NAME, TARGET_BYTES = "duodec.target.name", "duodec.target.bytes"
+TARGET_SHA256 = "duodec.target.sha256"
 MOST_TOKENS = 8  # that a layer proposes after one verdict
 _WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
 _NUM_BATCH = 512
 _TRIED = 8  # steps, to know what one costs
+_LEVELS = 3  # of a draft, as a rule
 _ROWS = 8  # tokens of a text that are computed at once with the logits after each
 # whose graphs for one layer of multi-token prediction were tried, and tensors of that layer without
 # which they end the process
@@ -54,6 +59,23 @@ EAGLE3_ARCHITECTURES = frozenset(
     {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss"}
 )
 
+# whose graphs do not, and are watched
+WATCHED_ARCHITECTURES = frozenset({"qwen2"})
+SHOWN_ARCHITECTURES = EAGLE3_ARCHITECTURES | WATCHED_ARCHITECTURES
+
+
+def show_layers(model: LlamaModel, layers: Sequence[int]) -> None:
+    """Prepare contexts of a target that are opened from now on for a head that reads the inputs of
+    these layers."""
+    if model.architecture in WATCHED_ARCHITECTURES:
+        model.watch(layers)
+
+
+def read_layers(lib: Any, path: Path) -> tuple[int, ...]:
+    """Whose inputs an EAGLE-3 head in a file reads."""
+    with GgufFile(lib, path) as file:
+        return tuple(file.numbers(f"{EAGLE3}.target_layers")) if file.handle else ()
+
 
 def computes_on_cpu(header: Header, *, has_moved: bool) -> bool:
     """Whether an EAGLE-3 head may be computed beside a target on a device: what it shares with that
@@ -61,6 +83,20 @@ def computes_on_cpu(header: Header, *, has_moved: bool) -> bool:
     were moved."""
     return "output.weight" in header.tensors and (
         not has_moved or "token_embd.weight" in header.tensors
+    )
+
+
+def other_target(lib: Any, path: Path, target: Path) -> str | None:
+    """Says that a head was trained for another file than this target, as far as its size tells;
+    None where it was not, or does not say."""
+    with GgufFile(lib, path) as file:
+        name = file.text(TARGET_NAME) if file.handle else ""
+        sizes = file.numbers(TARGET_BYTES) if file.handle else []
+    if sizes in ([], [target.stat().st_size]):
+        return None
+    return (
+        f"the head {path.name} was trained for {name} ({sizes[0]} bytes), and {target.name} is "
+        "another file: the text stays the target's, and fewer drafts may come true"
     )
 
 
@@ -125,6 +161,7 @@ class LlamaHead(ABC):
     name: str
     layers: Sequence[int]  # of the target, whose states it reads
     lag: int  # the position of a token's entry, less the token's own
+    share = 0.0  # of the target's weights, that are read for a draft
 
     def __init__(
         self,
@@ -337,12 +374,12 @@ class DraftLayer(LlamaModel):
     def __init__(self, path: Path, target: LlamaModel, *, num_gpu_layers: int = -1) -> None:
         """Raises ModelUnreadable, and BadOption where it is no head of this target."""
         super().__init__(path, num_gpu_layers=num_gpu_layers)
+        self.layers = read_layers(self.lib, path)
         with GgufFile(self.lib, path) as file:
-            self.layers = tuple(file.numbers(f"{EAGLE3}.target_layers"))
             (width,) = file.numbers(f"{EAGLE3}.target_hidden_size") or (0,)
         own = int(self.lib.llama_model_n_embd(target.handle))
         wrong = None
-        if target.architecture not in EAGLE3_ARCHITECTURES:
+        if target.architecture not in SHOWN_ARCHITECTURES:
             wrong = f"llama.cpp shows no layers of {target.architecture} to a head"
         elif width != own or max(self.layers) >= target.num_layers:
             wrong = f"it reads layers {self.layers} of a model of width {width}, not {own}"
@@ -383,6 +420,7 @@ class Eagle3Head(LlamaHead):
         """``other`` is one of the target's contexts. Raises BadOption and ModelUnreadable."""
         model = DraftLayer(path, target, num_gpu_layers=num_gpu_layers)
         self.layers = model.layers
+        self.share = _LEVELS * model.num_bytes / target.num_bytes
         try:
             handle = _open(
                 model, other, num_slots=num_slots, num_context=num_context, num_threads=num_threads

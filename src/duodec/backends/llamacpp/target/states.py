@@ -1,20 +1,25 @@
 """Read the hidden states of a target's layers, through llama.cpp's staging interface.
 
 That is an interface of C++ functions, which are found by the names that its compiler gave them.
+Where an architecture's graph tells it nothing of its layers, its evaluation callback finds them by
+their names.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.gguf.header import ggml
 from duodec.backends.tree_cache import Entry
 from duodec.errors import BadOption
+
+if TYPE_CHECKING:
+    from duodec.backends.llamacpp.model import LlamaModel
 
 FINAL = -1  # the last layer's output, after its norm; other numbers stand for a layer's input
 
@@ -50,6 +55,38 @@ class Staging:
             ) from error
 
 
+class Watch:
+    """Copies what some layers of a model are given in each forward pass of a context."""
+
+    def __init__(self, lib: Any, layers: Sequence[int], width: int) -> None:
+        self._width = width
+        self._by_name = {f"l_out-{layer - 1}".encode(): layer for layer in layers}
+        self._parts = dict[int, list[State]]()
+        self._name = ggml(lib, "ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
+        self._size = ggml(lib, "ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
+        self._read = ggml(
+            lib, "ggml_backend_tensor_get", None,
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
+        )  # fmt: skip
+        self.callback = lib.ggml_backend_sched_eval_callback(self._look)
+
+    def taken(self) -> dict[int, State]:
+        """The states of the last pass, by layer; they are given once."""
+        parts, self._parts = self._parts, {}
+        return {layer: np.concatenate(found) for layer, found in parts.items()}
+
+    def _look(self, tensor: int, is_before: bool, _: object) -> bool:
+        """Asks for a tensor before it is computed, and copies it afterwards."""
+        layer = self._by_name.get(self._name(tensor))
+        if layer is None:
+            return False
+        if not is_before:
+            found = np.empty((self._size(tensor) // (4 * self._width), self._width), np.float32)
+            self._read(tensor, found.ctypes.data, 0, found.nbytes)
+            self._parts.setdefault(layer, []).append(found)
+        return True
+
+
 class NoStates:
     """Nobody looks at a context's states."""
 
@@ -76,7 +113,8 @@ class HiddenStates(NoStates):
         self._layers, self._keep = layers, keep
         self._width = int(model.lib.llama_model_n_embd(model.handle))
         self._entries: Sequence[Entry] = ()
-        for layer in layers:
+        self._watch = model.watches.get(handle)
+        for layer in layers if self._watch is None else ():
             if layer == FINAL:
                 self._staging.set_final(handle, True, False)
             else:
@@ -89,11 +127,14 @@ class HiddenStates(NoStates):
     def take(self) -> None:
         """Keep the states of the last pass, if that is not done yet."""
         entries, self._entries = self._entries, ()
+        watched = self._watch.taken() if self._watch else {}
         if not entries:
             return
         shape = len(entries), self._width
         parts = [
-            np.ctypeslib.as_array(
+            watched[layer]
+            if self._watch
+            else np.ctypeslib.as_array(
                 self._staging.final(self._handle)
                 if layer == FINAL
                 else self._staging.input(self._handle, layer),

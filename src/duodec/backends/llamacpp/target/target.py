@@ -105,7 +105,12 @@ class LlamaTarget(Target):
             num_mapped_bytes=num_mapped,
         )
         if self._head:
-            traits = replace(traits, heads=self._head.name, num_heads=MOST_TOKENS)
+            traits = replace(
+                traits,
+                heads=self._head.name,
+                num_heads=MOST_TOKENS,
+                heads_share=self._head.share,
+            )
         return traits
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
