@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from duodec.planning.governor import Governor, Rate, Sources
+from duodec.planning.governor import Governor, Sources
+from duodec.planning.trial import Rate
 
 _FIRST_PROBE = 2  # forward passes: each measures several requests at once
 _TRIAL = 16  # rounds of all requests together

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from duodec.core.round import median
 from duodec.planning.governor import Sources
+from duodec.planning.trial import Trial
 
 _WINDOW = 32  # rounds remembered
 _UNKNOWN_DRAFT_S = 0.3  # expected before the first measurement
@@ -351,25 +352,29 @@ class _Leap:
 
     def __init__(self) -> None:
         self.num_passes = 0
-        self._num_drafted = 0  # of them, with drafts: where none pays, none is wide enough
-        self._due = _LEAP
-        self._pause = _LEAP
+        # its time are passes with drafts: where none pays, none is wide enough
+        self._trial = Trial(first_pause=2 * _LEAP, max_pause=_MAX_LEAP, rest=_LEAP)
 
     @property
     def is_due(self) -> bool:
-        return self._num_drafted >= self._due
+        return not self._trial.rest
 
     def observe(
         self, num_tokens: int, seconds: float, known_before: Callable[[], Sequence[_Width]]
     ) -> None:
         """Add a forward pass; ``known_before`` computes what widths cost before it."""
-        was_due = self.is_due
         self.num_passes += 1
-        self._num_drafted += num_tokens > 0
-        known = known_before() if num_tokens else ()
+        if not num_tokens:
+            return
+        trial, was_due, known = self._trial, self.is_due, known_before()
+        trial.tick()
         if not known or num_tokens <= known[-1][0]:
             return
-        if was_due:
-            is_dear = seconds > _PLATEAU * known[-1][1]
-            self._pause = min(2 * self._pause, _MAX_LEAP) if is_dear else _LEAP
-        self._due = self._num_drafted + (self._pause if seconds > known[-1][1] * _PLATEAU else 0)
+        if seconds <= _PLATEAU * known[-1][1]:
+            trial.rest = 0
+            if was_due:
+                trial.pays()
+        elif was_due:
+            trial.fails()
+        else:
+            trial.rest = trial.pause // 2

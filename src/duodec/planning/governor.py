@@ -12,26 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-
-@dataclass
-class Rate:
-    """The total amount over the total seconds; earlier measurements fade with each round."""
-
-    fade: float
-    amount: float = 0.0
-    seconds: float = 0.0
-    num_rounds: int = 0
-
-    def observe(self, amount: float, seconds: float) -> None:
-        self.amount = self.amount * self.fade + amount
-        self.seconds = self.seconds * self.fade + seconds
-        self.num_rounds += 1
-
-    @property
-    def value(self) -> float:
-        """Amount per second; 0 before the first measurement."""
-        return self.amount / self.seconds if self.seconds > 0 else 0.0
-
+from duodec.planning.trial import MAX_PAUSE, Rate, Trial
 
 _FADE = 0.94  # of what was measured before, with each round
 _FADE_OF_PROBES = 0.85  # which are few, so that what they say lasts longer
@@ -40,7 +21,6 @@ _SOONEST = 2  # rounds of a trial
 # drafting between two rounds of plain decoding: so many rounds, or the time that so many take of
 # plain decoding, since long rounds make a probe cheap and the machine may have changed meanwhile
 _FIRST_PROBE, _PROBE_EVERY = 4, 48
-_FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
 _MAX_ALLOWANCE = 16.0  # of what was gained, in rounds of plain decoding
 _RUINED = -0.2  # of the allowance: nothing is drafted
 _REGROWTH = 0.02  # of the allowance, with each round
@@ -81,11 +61,7 @@ class Governor:
     pause_per_lost: int = 0
     allowance: float = math.inf
     plain_length: int = 0  # of the text when plain decoding was measured: at first, while loading
-    _rates: dict[Sources, Rate] = field(default_factory=dict)
-    _pause: dict[Sources, int] = field(default_factory=dict)  # the next rest, in rounds
-    _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of the rest
-    _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was chosen
-    _charged_s: dict[Sources, float] = field(default_factory=dict)  # since then, in no round
+    _trials: dict[Sources, Trial] = field(default_factory=dict)
     _since_probe: float = 0.0
     _plain: Rate = field(default_factory=lambda: Rate(_FADE))  # rounds of plain decoding
     _num_probes: int = 0
@@ -93,15 +69,20 @@ class Governor:
 
     def __post_init__(self) -> None:
         self._least = self.allowance  # grows back to this
-        self._rest = self._rest or {s: self.first_rests.get(s, 0) for s in self.allowed}
+        self._trials = self._trials or {
+            s: Trial(_FADE, self.backoff, rest=self._first_rest(s)) for s in Sources
+        }
 
     def anew(self) -> Governor:
         """A governor that begins with this one's choice and measures everything again."""
+        trials = {s: t.anew(max(t.rest, self._first_rest(s))) for s, t in self._trials.items()}
         return replace(
-            self, _rates={}, _pause=dict(self._pause), _trial={}, _charged_s={}, _since_probe=0.0,
-            _num_probes=0, _plain=Rate(_FADE), _since_inferred=math.inf,
-            _rest={s: max(rest, self.first_rests.get(s, 0)) for s, rest in self._rest.items()},
+            self, _trials=trials, _since_probe=0.0, _num_probes=0, _plain=Rate(_FADE),
+            _since_inferred=math.inf,
         )  # fmt: skip
+
+    def _first_rest(self, sources: Sources) -> int:
+        return self.first_rests.get(sources, 0) if sources in self.allowed else 0
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         """The sources for the next round, at most ``most``."""
@@ -109,7 +90,7 @@ class Governor:
         if best == Sources.NONE:  # the path of plain decoding is short
             return best
         inferred = Sources.NONE if self._since_inferred < _PROBE_EVERY else None
-        probes = [s for s in self.probes if s < best and s != inferred and not self._rest.get(s)]
+        probes = [s for s in self.probes if s < best and s != inferred and not self._trials[s].rest]
         probe_after = _PROBE_EVERY if self._num_probes >= len(probes) else self.first_probe
         if probes and self._since_probe >= probe_after:
             return probes[self._num_probes % len(probes)]
@@ -122,14 +103,14 @@ class Governor:
         is_plain = sources == Sources.NONE
         is_below = sources < self._best(most)
         is_probe = is_plain or (is_below and sources in self.probes)
-        rate = self._rates.setdefault(sources, Rate(_FADE))
-        rate.fade = _FADE_OF_PROBES if is_probe and is_below else _FADE
-        rate.observe(num_tokens, seconds)
-        for resting, num_rounds in self._rest.items():
-            if num_rounds:
-                self._rest[resting] = num_rounds - 1
+        trial = self._trials[sources]
+        trial.rate.fade = _FADE_OF_PROBES if is_probe and is_below else _FADE
+        trial.rate.observe(num_tokens, seconds)
+        for each in self._trials.values():
+            if each.rest:
+                each.tick()
         if is_plain:
-            self._plain.fade = rate.fade
+            self._plain.fade = trial.rate.fade
             self._plain.observe(1, seconds)
             gained = 0.0
         else:
@@ -142,41 +123,42 @@ class Governor:
         num_plain = max(1.0, seconds * self._plain.value)
         self._since_probe += num_plain
         self._since_inferred += num_plain
-        self._trial[sources] = self._trial.get(sources, 0) + 1
-        if self._trial[sources] >= min(_SOONEST, self.trial):
+        trial.num_tried += 1
+        if trial.num_tried >= min(_SOONEST, self.trial):
             self._judge(sources)
 
     def cut_first_rest(self, sources: Sources, num_rounds: float) -> None:
         """Let a choice that was never tried rest for so many rounds at most."""
-        if sources not in self._rates and num_rounds < self._rest.get(sources, 0):
-            self._rest[sources] = round(num_rounds)
+        trial = self._trials[sources]
+        if trial.is_new and num_rounds < trial.rest:
+            trial.rest = round(num_rounds)
 
     def infer_plain(self, seconds: float) -> None:
         """Add a round of plain decoding that would have taken so long: where a forward pass takes
         as long without its draft, there is nothing to probe."""
         self._since_inferred = 0.0
-        for rate in (self._plain, self._rates.setdefault(Sources.NONE, Rate(_FADE))):
+        for rate in (self._plain, self._trials[Sources.NONE].rate):
             rate.fade = _FADE
             rate.observe(1, seconds)
 
     def charge(self, sources: Sources, seconds: float) -> None:
         """Add what a choice cost once, in no round of it: if the trial fails, it rests for it too,
         and if not, it was well spent."""
-        self._charged_s[sources] = self._charged_s.get(sources, 0.0) + seconds
+        self._trials[sources].charged_s += seconds
 
     def saved(self, sources: Sources) -> float:
         """The share of the time of simpler choices that this one saves, once it has been tried, and
         a little at least: what is never chosen is never measured. Until then a fifth, and half of
         that after each trial that failed."""
-        rate, simpler = self._rates.get(sources), self._simpler(sources)
-        if not simpler or rate is None or rate.num_rounds < self.trial:
-            return _SAVED * _FIRST_PAUSE / self._pause.get(sources, _FIRST_PAUSE)
-        return max(_LEAST_SAVED, 1.0 - simpler / rate.value)
+        trial, simpler = self._trials[sources], self._simpler(sources)
+        if not simpler or trial.rate.num_rounds < self.trial:
+            return _SAVED * trial.first_pause / trial.pause
+        return max(_LEAST_SAVED, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """The best rate of simpler choices."""
-        rates = self._rates.items()
-        return max((rate.value for s, rate in rates if s < sources), default=0.0)
+        trials = self._trials.items()
+        return max((trial.rate.value for s, trial in trials if s < sources), default=0.0)
 
     def _allowance_after(self, gained: float) -> float:
         """What may be lost after a round that gained so many rounds of plain decoding."""
@@ -188,28 +170,20 @@ class Governor:
     def _best(self, most: Sources) -> Sources:
         best = Sources.NONE
         for sources in self.allowed:
-            if best < sources <= most and not self._rest.get(sources):
+            if best < sources <= most and not self._trials[sources].rest:
                 best = sources
         return best
 
     def _judge(self, sources: Sources) -> None:
         """Rest sources that are slower than simpler ones."""
-        rate = self._rates[sources]
-        simpler = self._simpler(sources)
-        is_tried = self._trial[sources] >= self.trial
-        is_slow = rate.value < (self.margin if is_tried else self.hopeless) * simpler
-        if not is_slow and not is_tried:
+        trial, simpler = self._trials[sources], self._simpler(sources)
+        is_tried = trial.num_tried >= self.trial
+        if trial.rate.value >= (self.margin if is_tried else self.hopeless) * simpler:
+            if is_tried:
+                trial.pays()
             return
-        charged_s = self._charged_s.pop(sources, 0.0)
-        if not is_slow:
-            self._pause[sources] = _FIRST_PAUSE
-            return
-        pause = self._pause.get(sources, _FIRST_PAUSE)
-        self._rest[sources] = pause
-        if self._trial[sources] <= self.trial:
-            lost_s = charged_s + rate.seconds - rate.amount / simpler
+        num_lost = 0
+        if trial.num_tried <= self.trial:
+            lost_s = trial.charged_s + trial.rate.seconds - trial.rate.amount / simpler
             num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
-            self._rest[sources] = max(pause, min(num_lost, _MAX_PAUSE))
-        self._pause[sources] = min(self.backoff * pause, _MAX_PAUSE)
-        self._trial[sources] = 0
-        self._rates[sources] = Rate(_FADE)  # judged anew when retried
+        trial.fails(min(num_lost, MAX_PAUSE))

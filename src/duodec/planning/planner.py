@@ -10,10 +10,10 @@ from duodec.core.candidates import TreeCursor
 from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
 from duodec.planning.compiled import fastest_width, grow, learn, propose
 from duodec.planning.costs import Costs
-from duodec.planning.governor import Rate
 from duodec.planning.mixing import Mixer
 from duodec.planning.selection import LEAST_VALUE, Selection
 from duodec.planning.sources import End, Source, TextSources
+from duodec.planning.trial import Rate
 
 _TICK_S = 1e-9  # the least a forward pass takes
 _NODE_S = 1e-5  # to find one more candidate and to send it: measured
@@ -37,21 +37,20 @@ class Waits:
     Old rounds fade whether something was waited for or not, so that what did not pay is tried again
     after some hundred rounds."""
 
-    _promised: float = 0.0
-    _brought: float = 0.0
+    _brought: Rate = field(default_factory=lambda: Rate(_FADE_OF_WAITS))  # of what was promised
 
     @property
     def trust(self) -> float:
         """What came lately, of what steps promised; more than 1 where they promised too little."""
-        share = (self._brought + _PRIOR_OF_WAITS) / (self._promised + _PRIOR_OF_WAITS)
+        came, promised = self._brought.amount, self._brought.seconds
+        share = (came + _PRIOR_OF_WAITS) / (promised + _PRIOR_OF_WAITS)
         return max(_LEAST_TRUST, share)
 
     def observe(self, promised: float, brought: float) -> None:
         """Add a round: the tokens that were promised by steps that were waited for, 0 if none was,
         and those that came beyond what would have been drafted without waiting; less than none if
         more of that would have."""
-        self._promised = self._promised * _FADE_OF_WAITS + promised
-        self._brought = self._brought * _FADE_OF_WAITS + brought
+        self._brought.observe(brought, promised)
 
 
 @dataclass
