@@ -141,6 +141,25 @@ def test_what_a_failed_trial_was_charged_lengthens_its_rest() -> None:
     assert rests(paying) == 32
 
 
+def test_a_lucky_probe_costs_what_has_paid_for_long_a_short_rest() -> None:
+    governor = Governor([Sources.FREE, Sources.ALL], trial=4, probes=(Sources.FREE,))
+    governor.observe(Sources.NONE, 1, 1.0)
+    for _ in range(40):
+        governor.observe(Sources.ALL, 2, 1.0)
+    governor.observe(Sources.FREE, 5, 1.0)
+    governor.observe(Sources.ALL, 2, 1.0)
+    assert governor.sources() == Sources.FREE
+    num_rounds = 0
+    while governor.sources() == Sources.FREE:
+        governor.observe(Sources.FREE, 1, 1.0)
+        num_rounds += 1
+    assert num_rounds == 8
+    while governor.sources() == Sources.ALL:  # it is tried again, and is better
+        governor.observe(Sources.ALL, 2, 1.0)
+        num_rounds += 1
+    assert num_rounds > 40
+
+
 def test_the_share_of_time_that_a_choice_saves() -> None:
     governor = Governor([Sources.ALL], trial=3)
     assert governor.saved(Sources.ALL) == pytest.approx(0.2)

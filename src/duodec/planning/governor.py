@@ -22,6 +22,7 @@ _SOONEST = 2  # rounds of a trial
 # plain decoding, since long rounds make a probe cheap and the machine may have changed meanwhile
 _FIRST_PROBE, _PROBE_EVERY = 4, 48
 _MAX_ALLOWANCE = 16.0  # of what was gained, in rounds of plain decoding
+_SECOND_LOOK = 8  # rounds of simpler choices, before one that has paid for long is tried again
 _RUINED = -0.2  # of the allowance: nothing is drafted
 _REGROWTH = 0.02  # of the allowance, with each round
 _SAVED, _LEAST_SAVED = 0.2, 0.02  # of decoding's time, expected and at least
@@ -182,8 +183,13 @@ class Governor:
             if is_tried:
                 trial.pays()
             return
+        has_paid = trial.num_tried > self.trial
+        if has_paid and simpler > self._trials[Sources.NONE].rate.value:
+            # few probes measured what other drafts bring, and may have been lucky
+            trial.fails(min(trial.pause, _SECOND_LOOK))
+            return
         num_lost = 0
-        if trial.num_tried <= self.trial:
+        if not has_paid:
             lost_s = trial.charged_s + trial.rate.seconds - trial.rate.amount / simpler
             num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
-        trial.fails(min(num_lost, MAX_PAUSE))
+        trial.fails(max(trial.pause, min(num_lost, MAX_PAUSE)))

@@ -70,9 +70,10 @@ class Trial:
         """It goes on; its next rest is short."""
         self.num_failed, self.charged_s = 0, 0.0
 
-    def fails(self, least_rest: int = 0) -> None:
-        """It rests, for so many rounds at least, and is judged anew after that."""
-        self.rest = max(self.pause, least_rest)
+    def fails(self, rest: int | None = None) -> None:
+        """It rests for so many rounds, as long as its next rest where nobody says otherwise, and is
+        judged anew after that."""
+        self.rest = self.pause if rest is None else rest
         self.num_failed += self.pause < self.max_pause
         self.num_tried, self.charged_s, self.rate = 0, 0.0, Rate(self.fade)
 
