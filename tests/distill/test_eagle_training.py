@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="torch is missing: make test-torch runs thes
 pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these")
 
 import torch
-from fakes.tiny_models import write_dense
+from fakes.tiny_models import WIDTH, write_dense
 
 from duodec.backends.llamacpp.gguf.header import GgufFile
 from duodec.backends.llamacpp.library import load as load_llama
@@ -28,13 +28,13 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
-from duodec.distill.head_file import HeadTarget, write_head
-from duodec.distill.head_recipe import LayerDistillation, layers_of
+from duodec.distill.eagle.layer import EagleLayer, Shape, rows
+from duodec.distill.eagle.recipe import LayerDistillation, layers_of
+from duodec.distill.eagle.states import StateReader
+from duodec.distill.eagle.writing import HeadTarget, write_head
 from duodec.distill.recipe import Result
 from duodec.distill.settings import DistillSettings
 from duodec.distill.source import SourceFile
-from duodec.distill.states import StateReader
-from duodec.distill.training.eagle import EagleLayer, Shape, rows
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ModelUnreadable
 from duodec.llm import load
@@ -51,9 +51,8 @@ SIZES: Any = {"num_slots": 1, "num_context": 256, "num_threads": 1}
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dense(
-        tmp_path_factory.mktemp("models") / "target.gguf", scale=6.0, num_layers=LAYERS
-    )
+    folder = tmp_path_factory.mktemp("models")
+    return write_dense(folder / "target.gguf", scale=6.0, num_layers=LAYERS)
 
 
 def work(
@@ -145,7 +144,7 @@ def test_a_head_learns_what_its_target_says(made: tuple[LayerDistillation, Resul
     first, last = result.measures[0], result.measures[-1]
     assert (first.step, last.step) == (0, 60)
     assert last.loss < 0.8 * first.loss
-    assert last.top1 > first.top1 + 0.05
+    assert last.top1 + last.top4 > first.top1 + first.top4
     assert len(last.ahead) == 2
     assert result.after.chain > 1.0
     assert result.before.chain == 1.0
@@ -227,9 +226,9 @@ def test_a_head_of_another_width_is_refused(
     made: tuple[LayerDistillation, Result], tmp_path: Path
 ) -> None:
     _, result = made
-    other = write_dense(tmp_path / "wide.gguf", width=128, num_layers=LAYERS)
+    other = write_dense(tmp_path / "wide.gguf", width=2 * WIDTH, num_layers=LAYERS)
     config = EngineConfig(target=str(other), draft="none", threads=1, heads=str(result.path))
-    with pytest.raises(BadOption, match="of width 64, not 128"):
+    with pytest.raises(BadOption, match=f"of width {WIDTH}, not {2 * WIDTH}"):
         load(config)
 
 

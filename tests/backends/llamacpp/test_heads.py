@@ -221,7 +221,14 @@ def test_a_layer_is_asked_for_where_it_is_whole(folder: Path) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("family", "kind"), [(CHAINS, "mtp"), (TREES, "mtp"), ("Llama", "eagle3"), (CHAINS, "eagle3")]
+    ("family", "kind"),
+    [
+        (CHAINS, "mtp"),
+        (TREES, "mtp"),
+        ("Llama", "eagle3"),
+        ("Qwen 2", "eagle3"),
+        (CHAINS, "eagle3"),
+    ],
 )
 def test_one_text_with_and_without_heads(
     family: str, kind: str, temperature: float, folder: Path
@@ -284,6 +291,35 @@ def test_eagle3_is_refused_for_another_target(folder: Path) -> None:
             heads.DraftLayer(wanted, model, num_gpu_layers=0)
     with closing(LlamaModel(target, num_gpu_layers=0)) as model, pytest.raises(ModelUnreadable):
         heads.DraftLayer(target, model, num_gpu_layers=0)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen 2"])
+def test_no_bit_of_the_target_depends_on_layers_that_are_read(folder: Path, family: str) -> None:
+    """Whether llama.cpp shows them, or they are watched while a pass is computed."""
+    path, head = write_family(folder / "read.gguf", family), write_eagle3(folder / "reads.gguf")
+    rng = np.random.default_rng(7)
+    with (
+        closing(LlamaModel(path, num_gpu_layers=0)) as model,
+        closing(LlamaModel(path, num_gpu_layers=0)) as plain_model,
+    ):
+        heads.show_layers(model, (1, 2, 3))
+        opened = partial(heads.Eagle3Head, model, path=head, **SIZES)
+        with (
+            closing(LlamaTarget(model, **SIZES, open_head=opened)) as target,
+            closing(LlamaTarget(plain_model, **SIZES)) as plain,
+        ):
+            text = rng.integers(0, 40, 30).astype(np.int32)
+            num_proposed = 0
+            for _ in range(8):
+                draft = Draft.chain(rng.integers(0, 40, int(rng.integers(0, 5))).tolist())
+                (ours,) = target.score([Query(0, text, draft, heads=CHAIN)])
+                (own,) = plain.score([Query(0, text, draft)])
+                assert ours.num_rows == own.num_rows
+                for row in range(own.num_rows):
+                    assert ours.row_logits(row).tobytes() == own.row_logits(row).tobytes()
+                num_proposed += len(ours.proposed().tree)
+                text = np.append(text, np.int32(rng.integers(0, 40)))
+            assert num_proposed == 8 * 3
 
 
 # --- where a head computes

@@ -20,7 +20,7 @@ from duodec.backends.llamacpp.drafts.small_weights import small_weights
 from duodec.backends.llamacpp.gguf import overrides
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.target.caches import CacheTypes
-from duodec.backends.llamacpp.target.states import Watch
+from duodec.backends.llamacpp.watch import Watch
 from duodec.backends.placement import Placement
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption, ModelUnreadable

@@ -21,7 +21,7 @@ from duodec.loading.config import EngineConfig
 from duodec.machine.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from duodec.distill.head_recipe import LayerDistillation
+    from duodec.distill.eagle.recipe import LayerDistillation
     from duodec.distill.recipe import Distillation, Result
     from duodec.distill.training.heads import Trained
 
@@ -137,7 +137,7 @@ def distill(
     work: Distillation | LayerDistillation
     with _working(path, is_quiet=quiet) as on_progress:
         if settings.heads:
-            from duodec.distill.head_recipe import LayerDistillation
+            from duodec.distill.eagle.recipe import LayerDistillation
 
             work = LayerDistillation(**common, output=path, on_progress=on_progress)
         else:

@@ -1,29 +1,23 @@
 """Read the hidden states of a target's layers, through llama.cpp's staging interface.
 
 That is an interface of C++ functions, which are found by the names that its compiler gave them.
-Where an architecture's graph tells it nothing of its layers, its evaluation callback finds them by
-their names.
+Where an architecture's graph tells it nothing of its layers, they are watched.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from duodec.backends.llamacpp.gguf.header import ggml
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.watch import State as State
 from duodec.backends.tree_cache import Entry
 from duodec.errors import BadOption
 
-if TYPE_CHECKING:
-    from duodec.backends.llamacpp.model import LlamaModel
-
 FINAL = -1  # the last layer's output, after its norm; other numbers stand for a layer's input
-
-State = NDArray[np.float32]  # of a token, or of several, a row each
 
 
 class Staging:
@@ -53,38 +47,6 @@ class Staging:
                 "this llama.cpp exports no hidden states, which a target's own heads read; use "
                 "`mtp=off`"
             ) from error
-
-
-class Watch:
-    """Copies what some layers of a model are given in each forward pass of a context."""
-
-    def __init__(self, lib: Any, layers: Sequence[int], width: int) -> None:
-        self._width = width
-        self._by_name = {f"l_out-{layer - 1}".encode(): layer for layer in layers}
-        self._parts = dict[int, list[State]]()
-        self._name = ggml(lib, "ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
-        self._size = ggml(lib, "ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
-        self._read = ggml(
-            lib, "ggml_backend_tensor_get", None,
-            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
-        )  # fmt: skip
-        self.callback = lib.ggml_backend_sched_eval_callback(self._look)
-
-    def taken(self) -> dict[int, State]:
-        """The states of the last pass, by layer; they are given once."""
-        parts, self._parts = self._parts, {}
-        return {layer: np.concatenate(found) for layer, found in parts.items()}
-
-    def _look(self, tensor: int, is_before: bool, _: object) -> bool:
-        """Asks for a tensor before it is computed, and copies it afterwards."""
-        layer = self._by_name.get(self._name(tensor))
-        if layer is None:
-            return False
-        if not is_before:
-            found = np.empty((self._size(tensor) // (4 * self._width), self._width), np.float32)
-            self._read(tensor, found.ctypes.data, 0, found.nbytes)
-            self._parts.setdefault(layer, []).append(found)
-        return True
 
 
 class NoStates:

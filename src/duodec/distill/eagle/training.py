@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.distill.eagle.states import StatedSample
 from duodec.distill.library import torch
 from duodec.distill.recording import Sample
-from duodec.distill.states import StatedSample
 from duodec.distill.training.batches import MAX_LENGTH
 from duodec.distill.training.logits import ReducedHead
 from duodec.distill.training.loop import Measure, Training, chunks, has_bfloat16

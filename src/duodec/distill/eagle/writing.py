@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.backends.llamacpp.target.heads import EAGLE3, TARGET_BYTES, TARGET_NAME, TARGET_SHA256
+from duodec.distill.eagle.layer import EagleLayer
 from duodec.distill.library import gguf
-from duodec.distill.training.eagle import EagleLayer
 from duodec.distill.training.student import as_array
 from duodec.distill.writing import FILE_TYPES, stored_as
 from duodec.machine.files import replacing

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from duodec.backends.llamacpp.drafts.head import BYTE_PAIRS, Frequency
 from duodec.backends.llamacpp.load import llama_layers
 from duodec.backends.llamacpp.target.heads import SHOWN_ARCHITECTURES
+from duodec.distill.eagle.layer import EagleLayer, Shape, rows
+from duodec.distill.eagle.states import StatedSample, record_states
+from duodec.distill.eagle.training import NUM_UNROLLED, HeadTraining, used_embeddings
+from duodec.distill.eagle.writing import HeadTarget, write_head
 from duodec.distill.files import Folder, write_json
-from duodec.distill.head_file import HeadTarget, write_head
 from duodec.distill.judging import judged_heads
 from duodec.distill.library import torch
 from duodec.distill.needs import TURNS, Needs
@@ -21,10 +24,7 @@ from duodec.distill.recipe import Result
 from duodec.distill.recording import Recording
 from duodec.distill.settings import NUM_TOPS
 from duodec.distill.source import PERMUTED, SourceFile
-from duodec.distill.states import StatedSample, record_states
 from duodec.distill.training.batches import MAX_LENGTH, PART_TOKENS
-from duodec.distill.training.eagle import EagleLayer, Shape, rows
-from duodec.distill.training.head_loop import NUM_UNROLLED, HeadTraining, used_embeddings
 from duodec.distill.training.logits import ReducedHead
 from duodec.distill.training.loop import Training
 from duodec.distill.training.rounding import as_stored
