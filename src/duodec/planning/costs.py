@@ -126,8 +126,8 @@ class Costs:
                 self.observe_forward(seconds, num_tokens)
 
     def teach_rows(self, pass_s: Mapping[int, float]) -> None:
-        """The same, by rows: the narrowest is what plain decoding computes. More rows than the widest
-        take two passes of that, so there is no cliff."""
+        """The same, by rows: the narrowest is what plain decoding computes. More rows than the
+        widest take two passes of that, so there is no cliff."""
         self.cliff = 0.0 if pass_s else self.cliff
         known = {num_rows - 1: seconds for num_rows, seconds in pass_s.items()}
         if pass_s:
