@@ -238,7 +238,7 @@ _CARDS = {
 _FEW, _EIGHT = range(1, 5), range(1, 9)
 _AGREEING = ((_FEW, _FEW, _EIGHT, _FEW), (None, _EIGHT, None, None))
 """Widths that are assumed to agree, by card."""
-_OF_CLASSES = ("curves-14-classes",)  # result files, one for each pair
+_OF_CLASSES = ("curves-14-classes", "curves-pair-classes")  # result files, one for each pair
 
 
 def classes() -> str:
