@@ -19,8 +19,7 @@ from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.coupling import Coupling
 from duodec.planning.mixing import Kind, Mixer
-from duodec.planning.supplement import Supplement
-from duodec.planning.trial import Rate
+from duodec.planning.trial import Rate, Supplement
 
 MAX_DEPTH = 24
 _FADE = 0.9  # of earlier completions

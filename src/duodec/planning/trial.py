@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
+# of a supplement: what was measured before fades so with each round, and it is judged after so many
+_SLOW_FADE, _NUM_TRIED = 0.97, 24
 
 
 @dataclass
@@ -82,3 +84,29 @@ class Trial:
         return Trial(
             self.fade, self.backoff, self.first_pause, self.max_pause, rest, self.num_failed
         )
+
+
+@dataclass
+class Supplement:
+    """A source that takes time of its own, and rests while it adds too little to what others
+    propose. Judged by the tokens that nothing else would have brought. A governor compares rates of
+    whole rounds, in which the few percent that weak heads cost or bring are lost."""
+
+    _trial: Trial = field(default_factory=lambda: Trial(_SLOW_FADE))
+
+    def takes_part(self) -> bool:
+        """Whether it does in the next round; asked once a round."""
+        self._trial.tick()
+        return not self._trial.rest
+
+    def observe(self, num_tokens: int, seconds: float, rate: float) -> None:
+        """Add a round: so many tokens came by it alone, for so many seconds, while decoding brings
+        tokens at this rate."""
+        trial = self._trial
+        trial.observe(num_tokens, seconds)
+        if trial.num_tried < _NUM_TRIED:
+            return
+        if trial.rate.amount >= rate * trial.rate.seconds:
+            trial.pays()
+        else:
+            trial.fails()
