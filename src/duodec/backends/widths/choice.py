@@ -27,7 +27,7 @@ from duodec.machine.files import profile_place
 # tokens that a pass of so many rows gives with chains and with trees of `auto`: "Rows of a pass" in
 # docs/measurements.md
 CHAINS = {1: 1.0, 2: 1.48, 4: 1.86, 8: 2.08, 16: 2.16, 32: 2.18}
-TREES = {1: 1.0, 8: 2.59, 16: 3.03, 32: 3.44}
+TREES = {1: 1.0, 8: 2.57, 16: 3.11, 32: 3.45}
 _PLAIN = 0.25  # of all passes, that have no draft
 _ROUNDS, _WARM, _RUNS = 3, 2, 3
 _WARM_UP_S = 1.0  # before the first pass that counts: an idle device is slow
