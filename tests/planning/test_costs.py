@@ -34,9 +34,19 @@ def test_a_width_beyond_those_measured_may_take_as_long_as_two_of_the_widest_or_
     widest = max((num_tokens for num_tokens, _ in passes), default=80)
     expected, worst = costs.curve(80), costs.worst(80)
     assert list(worst[: widest + 1]) == list(expected[: widest + 1])
+    row_s = max(0.4 * expected[0], costs._slope_s)
     for num in range(widest + 1, 81):
-        dear_s = expected[widest] + 0.4 * expected[0] * (num - widest)
-        assert worst[num] >= max(expected[num], 2 * expected[widest], dear_s)
+        dear_s = expected[widest] + row_s * (num - widest)
+        assert worst[num] == max(expected[num], 2 * expected[widest], dear_s)
+
+
+def test_where_loading_timed_the_widths_of_passes_more_rows_take_two_of_the_widest() -> None:
+    costs = Costs()
+    costs.teach_rows({1: 0.010, 4: 0.011})
+    expected, worst = costs.curve(80), costs.worst(80)
+    finite = [num for num in range(4, 81) if expected[num] < 2 * expected[3]]
+    assert finite
+    assert all(worst[num] == 2 * expected[3] for num in finite)
 
 
 def test_costs_of_another_target_begin_with_none_of_its_own() -> None:

@@ -216,6 +216,11 @@ class _SlotCosts(Costs):
             return self._budget.alone(self._slot).curve(num_tokens)
         return [self.forward_s(num) for num in range(num_tokens + 1)]  # others change it
 
+    def worst(self, num_tokens: int) -> Sequence[float]:
+        if not self._budget.has_company(self._slot):
+            return self._budget.alone(self._slot).worst(num_tokens)
+        return super().worst(num_tokens)
+
     @property
     def is_measured(self) -> bool:
         return self._budget.alone(self._slot).is_measured

@@ -63,7 +63,8 @@ def digest(folder: Path) -> str:
     """Names the build whose libraries lie in a folder, by their whole content: options, compilers
     and changes to the sources count, and an installation of the same files is the same build."""
     own = [path for path in folder.iterdir() if "ggml" in path.name or "llama" in path.name]
-    files = {path.stat().st_size: path for path in sorted(own) if path.is_file()}  # each once
+    # each once: a library is there under several versions of its name
+    files = {path.name.partition(".")[0]: path for path in sorted(own) if path.is_file()}
     parts = [hashlib.blake2b(path.read_bytes()).digest() for _, path in sorted(files.items())]
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 

@@ -25,8 +25,8 @@ _LIKENESS = 2**0.5  # so sure is a token of itself among those of a text
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a head, which are its target's; ``num_states`` are read of each of three
-    layers."""
+    """The sizes of a head, which are its target's: the width of states, that of the feed-forward
+    part, the heads of attention and the width of one, the norms' epsilon and RoPE's frequency."""
 
     width: int
     inner: int

@@ -14,7 +14,7 @@ from duodec.backends.llamacpp.load import llama_layers
 from duodec.backends.llamacpp.target.heads import SHOWN_ARCHITECTURES
 from duodec.distill.eagle.layer import EagleLayer, Shape, rows
 from duodec.distill.eagle.states import StatedSample, record_states
-from duodec.distill.eagle.training import NUM_UNROLLED, HeadTraining, used_embeddings
+from duodec.distill.eagle.training import NUM_UNROLLED, LayerTraining, used_embeddings
 from duodec.distill.eagle.writing import HeadTarget, write_head
 from duodec.distill.files import Folder, write_json
 from duodec.distill.judging import judged_heads
@@ -169,7 +169,7 @@ class LayerDistillation(Work):
         )
         return replace(found, seconds=found.seconds + perf_counter() - begin_s)
 
-    def _train(self, recording: Recording) -> tuple[HeadTraining, NDArray[np.int64]]:
+    def _train(self, recording: Recording) -> tuple[LayerTraining, NDArray[np.int64]]:
         device = self.use_device()
         torch.manual_seed(self.seed)
         head, tokens = reduced_head(self.source, recording, self.settings.quantize, device)
@@ -177,7 +177,7 @@ class LayerDistillation(Work):
         layer.begin(self.source, _some_states(recording))
         every = (*recording.held_out, *recording.training)
         used = np.unique(np.concatenate([sample.tokens for sample in every])).astype(np.int64)
-        training = HeadTraining(
+        training = LayerTraining(
             layer.to(device),
             recording,
             self.settings,

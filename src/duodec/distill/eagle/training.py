@@ -53,7 +53,7 @@ class StatedText:
 
 
 @dataclass
-class HeadTraining(Training):
+class LayerTraining(Training):
     """A head and how far it has come. ``student`` is its layer; ``embedding`` gives the rows of
     tokens."""
 
