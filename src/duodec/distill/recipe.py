@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -57,6 +58,37 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         return {"schema_version": _VERSION, **asdict(self), "path": str(self.path)}
+
+
+def conclude(
+    work: Work,
+    training: Training,
+    recording: Recording,
+    layers: Sequence[int],
+    before: Verdict,
+    after: Verdict,
+) -> Result:
+    """Keep what was trained as the output if it is better, and write down how it was made."""
+    folder, is_better = work.folder, after.beats(before)
+    if is_better:
+        folder.candidate.replace(work.output)
+    path = work.output if is_better else folder.candidate
+    result = Result(
+        path,
+        is_better,
+        before,
+        replace(after, draft=str(path)),
+        tuple(training.history),
+        recording.num_tokens,
+        recording.num_conversations,
+        training.num_steps,
+        recording.seconds,
+        training.seconds,
+        {**asdict(work.settings), "temperature": work.params.temperature,
+         "seed": work.seed, "layers": list(layers)},
+    )  # fmt: skip
+    write_json(folder.result, result.as_json())
+    return result
 
 
 @dataclass(kw_only=True)
@@ -128,25 +160,7 @@ class Distillation(Work):
             parallel=training.parallel,
         )
         before, after = self._judge()
-        is_better = after.beats(before)
-        if is_better:
-            self.folder.candidate.replace(self.output)
-        result = Result(
-            self.output if is_better else self.folder.candidate,
-            is_better,
-            before,
-            replace(after, draft=str(self.output if is_better else self.folder.candidate)),
-            tuple(training.history),
-            recording.num_tokens,
-            recording.num_conversations,
-            training.num_steps,
-            recording.seconds,
-            training.seconds,
-            {**asdict(self.settings), "temperature": self.params.temperature,
-             "seed": self.seed, "layers": list(self.layers)},
-        )  # fmt: skip
-        write_json(self.folder.result, result.as_json())
-        return result
+        return conclude(self, training, recording, self.layers, before, after)
 
     # --- the steps
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -16,11 +16,11 @@ from duodec.distill.eagle.layer import EagleLayer, Shape, rows
 from duodec.distill.eagle.states import StatedSample, record_states
 from duodec.distill.eagle.training import NUM_UNROLLED, LayerTraining, used_embeddings
 from duodec.distill.eagle.writing import HeadTarget, write_head
-from duodec.distill.files import Folder, write_json
+from duodec.distill.files import Folder
 from duodec.distill.judging import judged_heads
 from duodec.distill.library import torch
 from duodec.distill.needs import TURNS, Needs
-from duodec.distill.recipe import Result
+from duodec.distill.recipe import Result, conclude
 from duodec.distill.recording import Recording
 from duodec.distill.settings import NUM_TOPS
 from duodec.distill.source import PERMUTED, SourceFile
@@ -133,26 +133,7 @@ class LayerDistillation(Work):
             forward_ms=self.settings.judge_ms,
             on_progress=self.on_progress,
         )
-        is_better = after.beats(before)
-        if is_better:
-            self.folder.candidate.replace(self.output)
-        path = self.output if is_better else self.folder.candidate
-        result = Result(
-            path,
-            is_better,
-            before,
-            replace(after, draft=str(path)),
-            tuple(training.history),
-            recording.num_tokens,
-            recording.num_conversations,
-            training.num_steps,
-            recording.seconds,
-            training.seconds,
-            {**asdict(self.settings), "temperature": self.params.temperature,
-             "seed": self.seed, "layers": list(self.layers)},
-        )  # fmt: skip
-        write_json(self.folder.result, result.as_json())
-        return result
+        return conclude(self, training, recording, self.layers, before, after)
 
     # --- the steps
 
