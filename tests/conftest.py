@@ -1,10 +1,13 @@
 """Without a GPU, Triton's interpreter runs our kernels. It must be enabled before anything imports
 Triton, which torch and transformers may do. And Ctrl-C is heard, by us and by the processes that we
 start, even where a shell that started us in the background has it ignored. A checkout that was not
-set up gets the compiled inner loops."""
+set up gets the compiled inner loops. Clients of servers share one TLS context, which takes a tenth
+of a second to read the system's certificates."""
 
 import os
 import signal
+import ssl
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +21,8 @@ if not HAS_GPU and not find_spec("vllm"):  # which has kernels of its own
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+ssl.create_default_context = cache(ssl.create_default_context)
 
 build()
 

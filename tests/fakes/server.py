@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Thread
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ for _name in ("starlette", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(_name, reason=f"{_name} is not installed: pip install '.[server,dev]'")
 
 import httpx  # noqa: E402
+import uvicorn.server  # noqa: E402
 from fakes.decoding import LETTERS, Letters  # noqa: E402
 from fakes.inline_drafter import InlineDrafter  # noqa: E402
 
@@ -29,6 +31,14 @@ from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
 
 MODEL = "tables"
+
+
+async def look_soon(seconds: float) -> None:
+    await asyncio.sleep(min(seconds, 0.01))
+
+
+# uvicorn looks every tenth of a second whether it must end, and each of a thousand servers ends
+vars(uvicorn.server)["asyncio"] = SimpleNamespace(**{**vars(asyncio), "sleep": look_soon})
 
 
 @dataclass
