@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import byref
 from functools import cache
 from pathlib import Path
@@ -64,12 +64,14 @@ def write_dense(
     scale: float = 1.0,
     architecture: str = "llama",
     numbers: Mapping[str, int] = {},
+    more: Callable[[Any], None] = lambda writer: None,
 ) -> Path:
     """Llama's architecture, or Qwen's, with matrices in the format ``kind``, one that gguf can
     write, and the first tokens of the vocabulary. ``scale`` is that of its logits: the larger, the
-    surer it is; ``numbers`` are further metadata."""
+    surer it is; ``numbers`` are further metadata, and ``more`` adds what else there is."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
+    more(writer)
     for key, number in numbers.items():
         writer.add_uint32(key, number)
     writer.add_context_length(1024)

@@ -1,15 +1,19 @@
-"""Define a loaded target, whichever library computes it."""
+"""Define a loaded target, and a loaded model of embeddings, whichever library computes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.placement import Placement
 from duodec.backends.translation.recipe import VocabularyRecipe
 from duodec.core.protocols import Target, Tokenizer
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import Widths
 from duodec.errors import ContextExceeded
 from duodec.machine.core_plan import CorePlan
@@ -79,6 +83,73 @@ class LoadedTarget:
     def is_on_cpu(self) -> bool:
         """Whether it computes on cores that a drafter would use, if only in part."""
         return self.placement.uses_cores
+
+
+Rows = NDArray[np.float32]  # (texts, numbers of a row)
+
+
+class Embedder(Protocol):
+    """A model that computes one row of each text: an embedding, or a score of a query and a
+    document, where it ``ranks``. Not for several threads at once, but for tokens."""
+
+    num_context: int  # most tokens of a text
+    num_pass: int  # tokens of a forward pass of several texts
+    most_texts: int  # of a forward pass
+    num_forwards: int  # so far
+
+    @property
+    def num_dims(self) -> int: ...
+    @property
+    def num_vocab(self) -> int: ...
+    @property
+    def ranks(self) -> bool: ...
+    @property
+    def pooling(self) -> str: ...
+    @property
+    def is_matryoshka(self) -> bool:
+        """Whether the first numbers of an embedding are one themselves, by training."""
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether it computes on cores of this machine."""
+
+    @property
+    def num_mapped_bytes(self) -> int:
+        """Bytes of weights that count as free memory, as they are mapped from a file."""
+
+    def tokens_of(self, text: str) -> list[int]:
+        """With those that begin and end a text."""
+
+    def pair_tokens(self, query: str, document: str) -> list[int]:
+        """Of a query and a document, for a model that ranks."""
+
+    def cut(self, tokens: Sequence[int]) -> list[int]:
+        """As many tokens from the beginning as a text may have, ended as it ends one."""
+
+    def rows(self, texts: Sequence[Sequence[int] | Tokens]) -> Rows:
+        """A row of each text, as computed: one forward pass, but for one long text. Raises
+        ComputeFailed."""
+
+    def close(self) -> None: ...
+
+
+def num_fitting(sizes: Iterable[int], most_tokens: int, most_texts: int) -> int:
+    """How many texts of these sizes, from the first on, a forward pass takes; at least one."""
+    num, total = 0, 0
+    for size in sizes:
+        total += size
+        if num and (total > most_tokens or num == most_texts):
+            break
+        num += 1
+    return num
+
+
+def normalised(rows: Rows) -> Rows:
+    """Rows of length 1, as llama.cpp's server sends them; one of zeros stays."""
+    lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=-1, keepdims=True))
+    scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    found: Rows = (rows * scale.astype(np.float32)).astype(np.float32)
+    return found
 
 
 def checked_context(num_context: int, trained: int) -> int:

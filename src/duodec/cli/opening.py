@@ -14,6 +14,7 @@ from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
+    from duodec.loading.embedding import EmbedderUse
     from duodec.loading.memory import MemoryUse
     from duodec.loading.resolve import ResolvedPair
 
@@ -69,6 +70,14 @@ def memory_line(use: MemoryUse) -> str:
     if use.num_slots > 1:
         less += ", -np 1 keeps one, for a single user"
     return f"memory: {', '.join(parts)}; {less}"
+
+
+def embedder_line(use: EmbedderUse) -> str:
+    """What a model of embeddings takes, and which option makes it less."""
+    return (
+        f"memory: {size(use.weight_bytes)} of weights, at most {size(use.work_bytes)} to compute "
+        f"texts of {use.num_context} tokens; -c {max(1, use.num_context // 2)} allows shorter ones"
+    )
 
 
 def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+ENCODERS = frozenset(
+    {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert",
+     "modern-bert", "eurobert", "gemma-embedding"}
+)  # fmt: skip
+"""Architectures of GGUF files that read texts and generate none."""
+
 
 @dataclass(frozen=True)
 class Widths:

@@ -87,7 +87,9 @@ def _judged(path: Path, name: str, place: str, target: ModelMetadata) -> Candida
         return Candidate(path, name, place, 0, num_bytes, fault=fault)
     is_same = found.has_vocabulary_of(target)
     fault = ""
-    if not found.tokens:
+    if found.use != "completion":
+        fault = "it makes embeddings or ranks texts, and no text"
+    elif not found.tokens:
         fault = "it has no vocabulary: it is no language model, or a part of one"
     elif found.num_params > _MOST_PART * target.num_params:
         size = f"{found.num_params / 1e6:.0f} M parameters"

@@ -9,8 +9,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from duodec.core.traits import ENCODERS
 from duodec.errors import ModelUnreadable
 from duodec.models.contents import check_gguf
 
@@ -31,6 +32,8 @@ _FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9
                30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 38: "MXFP4"}  # fmt: skip
 _ALIKE = 0.99  # of the tokens that two vocabularies number
 _PADDING = 512
+_RANK = 4  # llama_pooling_type
+Use = Literal["completion", "embedding", "rerank"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,14 @@ class ModelMetadata:
     is_recurrent: bool = False
     quantisation: str = ""  # as llama.cpp names it, or the format of a folder's weights
     num_context: int = 0  # tokens of a text that it was trained for; 0 if it does not say
+    pooling: int = 0  # llama.cpp's number; not 0: it makes embeddings (4: ranks), and no text
+
+    @property
+    def use(self) -> Use:
+        """What it is for."""
+        if self.pooling == _RANK:
+            return "rerank"
+        return "embedding" if self.pooling or self.architecture in ENCODERS else "completion"
 
     @classmethod
     def of(cls, path: Path) -> ModelMetadata:
@@ -124,6 +135,7 @@ class _Reader:
             any(key in entries for key in keys),
             _FILE_TYPES.get(entries.get("general.file_type", -1), ""),
             int(entries.get(f"{architecture}.context_length") or 0),
+            int(entries.get(f"{architecture}.pooling_type") or 0),
         )
 
     def _tensors(self, count: int, entries: dict[str, Any]) -> tuple[int, int]:

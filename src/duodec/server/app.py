@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from duodec.errors import DuodecError
 from duodec.server.api.ollama.listing import API_VERSION
+from duodec.server.embedding import PendingRows
 from duodec.server.errors import ApiError, api_error, not_served
 from duodec.server.http.body_budget import HeldBody
 from duodec.server.http.guard import HOLDER, guarded, too_large
@@ -29,14 +30,18 @@ from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
 
 _ANTHROPIC, _OLLAMA = "/v1/messages", "/api/"
-_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # where it is not in messages
+_PROMPTS = {  # where it is not in messages
+    "/v1/completions": "prompt", "/v1/responses": "input", "/v1/embeddings": "input",
+    "/v1/rerank": "documents", "/v1/reranking": "documents", "/v2/rerank": "documents",
+}  # fmt: skip
 _NUM_ENCODERS = 2  # threads
-_RANKS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")
+_RANKS = ("/v1/rerank", "/v1/reranking", "/v2/rerank")  # /rerank and /reranking are those of /v1
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
 _T = TypeVar("_T")
 Prepare = Callable[[Mapping[str, Any], str], Awaitable[Prepared | dict[str, Any]]]
 """Of a body, and of the holder of the key that came with it."""
+PrepareRows = Callable[[Mapping[str, Any], str], Awaitable[PendingRows]]
 Compute = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -129,10 +134,19 @@ class Routes:
         return HTMLResponse(chat_page(), headers={"content-security-policy": content_policy()})
 
     async def embed(self, request: Request) -> Response:
-        raise not_served("embeddings are not served; ask a server that has a model for them")
+        return await self._rows(request, self._service.rows.embed)
 
-    async def rank(self, request: Request) -> Response:
-        raise not_served("texts are not ranked; ask a server that has a model for it")
+    async def rerank(self, request: Request) -> Response:
+        return await self._rows(request, self._service.rows.rerank)
+
+    async def ollama_embed(self, request: Request) -> Response:
+        return await self._rows(request, self._service.rows.ollama_embed)
+
+    async def ollama_embeddings(self, request: Request) -> Response:
+        return await self._rows(request, self._service.rows.ollama_embeddings)
+
+    async def score(self, request: Request) -> Response:
+        raise not_served("pairs are not scored; /v1/rerank ranks documents for a query")
 
     async def manage(self, request: Request) -> Response:
         raise not_served(
@@ -165,6 +179,23 @@ class Routes:
         except (ClientGone, ClientDisconnect):
             if not late:  # else it ends, and is counted, as others are
                 self._service.meters.dropped()
+            raise
+
+    async def _rows(self, request: Request, prepare: PrepareRows) -> Response:
+        """Embeddings or ranks. What the client sent is held no longer than preparing it takes."""
+
+        def make(body: Mapping[str, Any]) -> Awaitable[PendingRows]:
+            return prepare(body, request.scope[HOLDER])
+
+        try:
+            pending = await self._made(request, make, PendingRows.close)
+            try:
+                found = await or_gone(request.receive, pending.response())
+            finally:
+                pending.close()
+            return await self._json(found)
+        except (ClientGone, ClientDisconnect):
+            self._service.meters.dropped()
             raise
 
     async def _computed(self, request: Request, compute: Compute) -> Response:
@@ -216,7 +247,7 @@ class Routes:
             return stream  # type: ignore[no-any-return]
         return await self._json(await whole(writer, collector, request.receive))
 
-    async def _json(self, value: dict[str, Any]) -> Response:
+    async def _json(self, value: Any) -> Response:
         """A response that may be large, encoded in a thread."""
         data = await self._encoders.run(encoded, value)
         return Response(data, media_type="application/json")
@@ -256,15 +287,16 @@ def make_app(service: Service) -> ASGIApp:
             Route("/v1/messages", routes.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
             Route("/v1/embeddings", routes.embed, methods=["POST"]),
-            *(Route(path, routes.rank, methods=["POST"]) for path in _RANKS),
+            *(Route(path, routes.rerank, methods=["POST"]) for path in _RANKS),
+            *(Route(path, routes.score, methods=["POST"]) for path in ("/v1/score", "/score")),
             Route("/api/chat", routes.converse, methods=["POST"]),
             Route("/api/generate", routes.generate, methods=["POST"]),
             Route("/api/tags", routes.tags),
             Route("/api/ps", routes.running),
             Route("/api/show", routes.show, methods=["POST"]),
             Route("/api/version", routes.version),
-            Route("/api/embed", routes.embed, methods=["POST"]),
-            Route("/api/embeddings", routes.embed, methods=["POST"]),
+            Route("/api/embed", routes.ollama_embed, methods=["POST"]),
+            Route("/api/embeddings", routes.ollama_embeddings, methods=["POST"]),
             *(
                 Route(f"/api/{verb}", routes.manage, methods=["POST", "DELETE"])
                 for verb in ("pull", "push", "create", "copy", "delete")

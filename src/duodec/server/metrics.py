@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -64,6 +65,15 @@ class Watchdog:
             self._peaks.popleft()
 
 
+class EmbeddedTexts(Protocol):
+    """A request for rows of texts."""
+
+    arrive_s: float
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
 class Meters:
     """Counters of one server. They move once a completion has ended, before its client is told."""
 
@@ -115,6 +125,12 @@ class Meters:
             self._first_s.observe(rounds[0].end_s - entry.arrive_s)
             self._count(rounds)
         self._whole_s.observe(max(0.0, perf_counter() - entry.arrive_s))
+
+    def embedded(self, job: EmbeddedTexts) -> None:
+        """The rows of a request are computed."""
+        self._ended.labels("stop").inc()
+        self._prompt.inc(job.num_tokens)
+        self._whole_s.observe(max(0.0, perf_counter() - job.arrive_s))
 
     def dropped(self) -> None:
         """A client left before its request was with the scheduler."""

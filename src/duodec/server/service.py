@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -39,22 +40,26 @@ from duodec.server.api.openai.response_store import Store, Turn
 from duodec.server.api.openai.responses import ResponseWriter
 from duodec.server.api.parts import Parts
 from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
+from duodec.server.embedding import EmbeddingRequests
 from duodec.server.errors import ApiError, bad_field, unavailable
 from duodec.server.http.intake import Intake
 from duodec.server.http.json_limits import TooMuch
 from duodec.server.http.owners import owner_of
 from duodec.server.http.streams import Prepared
 from duodec.server.metrics import Meters
-from duodec.server.models.loaded import UNLOADED, LoadedModel, ModelLease
+from duodec.server.models.embedder import LoadedEmbedder
+from duodec.server.models.loaded import UNLOADED, LoadedModel
 from duodec.server.models.output_collector import OutputCollector
-from duodec.server.models.registry import Models, Source
+from duodec.server.models.registry import Engine, Models, Source
 from duodec.server.models.scheduler_thread import FairLock
+from duodec.server.models.served import ModelLease, Served, as_kind, other_use
 from duodec.server.prompt_log import PromptLog
 from duodec.server.settings import Settings
 
 _B = TypeVar("_B", bound=Object)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_M = TypeVar("_M", bound=Served)
 _STAY_SHARE = 0.25  # of a request's time: for so long it may wait for another's model
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
@@ -81,17 +86,29 @@ class Service:
         )  # fmt: skip
         self._lock = FairLock() if len(sources) > 1 else None
         self._is_started = self._is_closing = False
+        self.rows = EmbeddingRequests(
+            self.intake, partial(self._lease_of, LoadedEmbedder), settings.timeout_s
+        )
         self._watch()
 
     # --- its life
 
-    def start(self, llm: LLM | None = None) -> None:
+    def start(self, llm: Engine | None = None) -> None:
         """Load the first model, or serve this one in its place. Raises what is wrong with it."""
         self.models.load_now(self.settings.model, llm)
         self._is_started = True
 
-    def _started(self, name: str, llm: LLM, method: str | None) -> LoadedModel:
-        return LoadedModel(name, llm, method, self.settings, self.intake, self.meters, self._lock)
+    def _started(self, name: str, engine: Engine, method: str | None) -> Served:
+        if isinstance(engine, LLM):
+            return LoadedModel(
+                name, engine, method, self.settings, self.intake, self.meters, self._lock
+            )
+
+        def is_crowded() -> bool:
+            others = (model for model in self.models.loaded if model.name != name)
+            return any(model.shares_cores and model.scheduler.num_running for model in others)
+
+        return LoadedEmbedder(name, engine, self.settings, self.meters, self._lock, is_crowded)
 
     def _watch(self) -> None:
         gauge, counter, models = self.meters.gauge, self.meters.counter, self.models
@@ -162,7 +179,7 @@ class Service:
     def described(self, name: str) -> dict[str, Any]:
         """A model of the list of models, for OpenAI's clients, vLLM's and Anthropic's."""
         model = self.models.get(name)
-        length = model.llm.num_context if model else None
+        length = model.num_context if model else None
         return {
             "id": name,
             "object": "model",
@@ -172,6 +189,7 @@ class Service:
             "created_at": datetime.fromtimestamp(self.created, timezone.utc).isoformat(),
             "owned_by": "duodec",
             "status": {"value": self.models.state(name)},
+            "capabilities": model.capabilities if model else None,
             "max_model_len": length,
             "meta": {"n_ctx": length},
         }
@@ -394,16 +412,23 @@ class Service:
         self.check_ready()
         name = body.get("model")
         model = self.models.get(self.serving(name if isinstance(name, str) else None))
+        if model is not None and not isinstance(model, LoadedModel):
+            raise other_use(model)
         if model is not None and items in ("messages", "input"):
             model.prompt_limits.check_number(body.get(items))
         chosen = self.settings.defaults.items()
         own = {n: v for n, v in chosen if n in kind.model_fields and body.get(n) is None}
         return await self.intake.run(validated, kind, {**body, **own})
 
+    def _leased(self, name: str | None) -> AbstractAsyncContextManager[ModelLease[LoadedModel]]:
+        """The model of a request for text, loaded."""
+        return self._lease_of(LoadedModel, name)
+
     @asynccontextmanager
-    async def _leased(self, name: str | None) -> AsyncIterator[ModelLease]:
-        """The model of a request, loaded; a request that fails holds it no longer."""
-        lease = await self.models.lease(self.serving(name))
+    async def _lease_of(self, kind: type[_M], name: str | None) -> AsyncIterator[ModelLease[_M]]:
+        """The model of a request, loaded; a request that fails holds it no longer. Raises ApiError
+        for a model of another kind."""
+        lease = as_kind(await self.models.lease(self.serving(name)), kind)
         try:
             yield lease
         except BaseException:
@@ -513,7 +538,7 @@ class Service:
         return await run(model.guarded(made))
 
     def _collector(
-        self, lease: ModelLease, scheduled: Sequence[ScheduledRequest], body: Body
+        self, lease: ModelLease[LoadedModel], scheduled: Sequence[ScheduledRequest], body: Body
     ) -> OutputCollector:
         """The model is leased until the response has its last output, read or not."""
         interval_s = self.settings.interval_s if body.stream else inf
@@ -522,7 +547,7 @@ class Service:
             self.intake.begin_s, lease.release,
         )  # fmt: skip
 
-    def _piece(self, lease: ModelLease) -> Callable[[int], bytes]:
+    def _piece(self, lease: ModelLease[LoadedModel]) -> Callable[[int], bytes]:
         """Also called when the model is leased no more, and may be unloaded."""
         return lease.model.guarded(lease.model.llm.tokenizer.piece)
 

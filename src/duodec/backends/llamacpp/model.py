@@ -23,6 +23,7 @@ from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.llamacpp.watch import Watch
 from duodec.backends.placement import Placement
 from duodec.core.special_tokens import SpecialTokens, Spelled
+from duodec.core.traits import ENCODERS
 from duodec.errors import BadOption, ModelUnreadable
 
 _KV_BYTES = 2  # of a number in the cache
@@ -97,10 +98,7 @@ class LlamaModel:
             lambda handle: handle and lib.llama_model_free(handle),
         )
         if not self.handle:
-            if (kind := declared_architecture(path)) in _NOT_CAUSAL:
-                raise ModelUnreadable(
-                    f"{path} is no language model ({kind}); use a causal (decoder-only) model"
-                )
+            self._refuse_declared()
             self._refuse_large()
             raise ModelUnreadable(
                 f"{path} cannot be loaded by llama.cpp: truncated, damaged or of an unknown "
@@ -128,8 +126,17 @@ class LlamaModel:
                 f"fewer than {most} `gpu_layers`, or a smaller quantisation"
             )
 
+    def _refuse_declared(self) -> None:
+        """Raises ModelUnreadable for a file that llama.cpp does not load and that says it is of
+        another kind."""
+        refuse_encoder(self.path)
+        if (kind := declared_architecture(self.path)) in _OTHERS:
+            raise ModelUnreadable(f"{self.path} is no language model ({kind}); {_CAUSAL}")
+
     def _refuse_other_kinds(self) -> None:
         lib, handle = self.lib, self.handle
+        if pools(self):
+            raise ModelUnreadable(_pooled(self.path, self.architecture))
         kind = None
         if not self.num_vocab:
             kind = "no language model: it has no vocabulary"
@@ -137,10 +144,10 @@ class LlamaModel:
             kind = "an encoder"
         elif lib.llama_model_is_diffusion(handle):
             kind = "a diffusion model"
-        elif self.metadata("general.architecture") in _NOT_CAUSAL:
-            kind = "an embedding model"
+        elif self.architecture in _OTHERS:
+            kind = f"no language model ({self.architecture})"
         if kind:
-            raise ModelUnreadable(f"{self.path} is {kind}; use a causal (decoder-only) model")
+            raise ModelUnreadable(f"{self.path} is {kind}; {_CAUSAL}")
 
     def by_value(self) -> FileVocabulary:
         """Its vocabulary, for another process to load."""
@@ -303,6 +310,12 @@ class LlamaModel:
 
     def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
         """Tokens of a templated text in which these are the only control tokens."""
+        tokens = self.tokens_around(text, controls)
+        is_begun = bool(controls) and controls[0].begin == 0 and controls[0].token == self.bos
+        return tokens if is_begun else self._enclosed(tokens)
+
+    def tokens_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """The same, without the tokens that begin and end a text."""
         tokens: list[int] = []
         begin, strips = 0, False
         for control in controls:
@@ -314,9 +327,7 @@ class LlamaModel:
             tokens.append(control.token)
             begin, strips = control.end, bool(attributes & _RSTRIP)
         rest = text[begin:].lstrip(_C_SPACE) if strips else text[begin:]
-        tokens += self._in_blocks(rest, self._defined, is_templated=False)
-        is_begun = bool(controls) and controls[0].begin == 0 and controls[0].token == self.bos
-        return tokens if is_begun else self._enclosed(tokens)
+        return tokens + self._in_blocks(rest, self._defined, is_templated=False)
 
     @cached_property
     def controls(self) -> SpecialTokens:
@@ -407,10 +418,27 @@ class FileVocabulary:
 
 _HEAD_BYTES = 256
 _ARCHITECTURE_KEY = b"general.architecture" + (8).to_bytes(4, "little")  # 8: a text follows
-_NOT_CAUSAL = frozenset(
-    {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert",
-     "modern-bert", "eurobert", "gemma-embedding", "t5encoder", "clip", "wavtokenizer-dec"}
-)  # fmt: skip
+_OTHERS = frozenset({"t5encoder", "clip", "wavtokenizer-dec"})  # that do not generate text
+_CAUSAL = "use a causal (decoder-only) model"
+
+
+def pools(model: LlamaModel) -> bool:
+    """Whether a model computes a row of each text, for embeddings or to rank texts."""
+    named = model.metadata(f"{model.architecture}.pooling_type")
+    return model.architecture in ENCODERS or named not in (None, "0")
+
+
+def refuse_encoder(path: Path) -> None:
+    """Raises ModelUnreadable for a GGUF file that says that it reads texts and generates none."""
+    if (kind := declared_architecture(path)) in ENCODERS:
+        raise ModelUnreadable(_pooled(path, str(kind)))
+
+
+def _pooled(path: Path, kind: str) -> str:
+    return (
+        f"{path} is no language model ({kind}): it makes embeddings or ranks texts; use "
+        f"`duodec embed` or `duodec serve` for it, or {_CAUSAL.removeprefix('use ')} here"
+    )
 
 
 def declared_architecture(path: Path) -> str | None:

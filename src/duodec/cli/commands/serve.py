@@ -27,8 +27,7 @@ from duodec.models.ollama import name_of
 from duodec.server.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
-    from duodec.llm import LLM
-    from duodec.server.models.registry import Source
+    from duodec.server.models.registry import Engine, Source
 
 _SERVER = "Server"
 
@@ -42,6 +41,8 @@ Examples:
 duodec serve
 duodec serve -m qwen2.5-coder-1.5b --port 9000 --alias coder
 duodec serve --also coder=qwen2.5-coder-1.5b --max-models 2
+duodec serve --also embed=nomic-embed-text-v1.5.gguf --max-models 2  # /v1/embeddings, too
+duodec serve -m bge-reranker-v2-m3.gguf  # /v1/rerank
 duodec serve --temp 0.7 --top-p 0.95  # of requests that name none
 duodec serve --host 0.0.0.0 --api-key "$KEY" --cors-origin https://chat.example.org
 DUODEC_PORT=9000 duodec serve  # every option can come from the environment
@@ -112,23 +113,33 @@ def source_of(
 ) -> Source:
     """Where one of the models comes from; what memory it takes is told, and what went wrong."""
     from duodec import llm
+    from duodec.loading import embedding
     from duodec.loading.load import fits
+    from duodec.loading.resolve import resolve_target
     from duodec.server.models.registry import Source
 
     config = opening.with_datastore(models[name], method)
     chosen = opening.method_or_none(method)
+    target = cache(partial(resolve_target, config))
     pair = cache(partial(opening.resolve_for, config, chosen))
 
-    def load(taken: int) -> LLM:
+    def is_embedder() -> bool:
+        return embedding.use_of(target()) != "completion"
+
+    def load(taken: int) -> Engine:
+        if is_embedder():
+            found, use = embedding.load_embedder(target(), caution, taken_bytes=taken)
+            tell(opening.embedder_line(use))
+            return found
         opened = llm.load(pair(), on_warning=caution, taken_bytes=taken)
         if opened.memory:
             tell(opening.memory_line(opened.memory))
         return opened
 
     def may_load(taken: int) -> bool:
-        return fits(pair(), taken)
+        return embedding.fits(target(), taken) if is_embedder() else fits(pair(), taken)
 
-    return Source(load, may_load, chosen, lambda: pair().file.path)
+    return Source(load, may_load, chosen, lambda: target().file.path)
 
 
 def _log_format(name: str) -> Literal["text", "json"]:

@@ -25,10 +25,11 @@ Refusal = Callable[[Exception, str], Response]
 """How a client is told what went wrong, at a path."""
 
 HOLDER = "duodec.holder"  # in a request's scope: whose key came with it; None: nobody's
-_PROTECTED = ("/v1/", "/api/", "/tokenize", "/detokenize")
+_PROTECTED = ("/v1/", "/v2/", "/api/", "/tokenize", "/detokenize")
 # what clients ask for whose address of the server lacks /v1
 _WITHOUT_VERSION = re.compile(
-    r"/(chat/completions|completions|embeddings|messages(/count_tokens)?|models|responses)(/.*)?"
+    r"/(chat/completions|completions|embeddings|messages(/count_tokens)?|models|rerank|reranking"
+    r"|responses)(/.*)?"
 )
 _HERE = re.compile(
     r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|tauri://.*|app://.*|file://.*"

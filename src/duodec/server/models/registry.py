@@ -10,16 +10,19 @@ from pathlib import Path
 from sys import maxsize
 from time import monotonic
 
+from duodec.backends.loaded import Embedder
 from duodec.errors import DuodecError
 from duodec.llm import LLM
 from duodec.machine.cores import available_cores, keep_to
 from duodec.server.errors import FINAL, ApiError, busy
 from duodec.server.http.intake import Workers
 from duodec.server.logs import log
-from duodec.server.models.loaded import LoadedModel, ModelLease
 from duodec.server.models.residence import Residence
+from duodec.server.models.served import ModelLease, Served
 
 _LOOK_S = 0.02  # between two looks at whether a model's last request has ended
+
+Engine = LLM | Embedder
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Source:
     Both raise what is wrong with it, from any thread. ``method`` decodes where a request names
     none; None: the default. ``path`` tells where its file or folder is, once it is loaded."""
 
-    load: Callable[[int], LLM]
+    load: Callable[[int], Engine]
     fits: Callable[[int], bool] = lambda taken: True
     method: str | None = None
     path: Callable[[], Path | None] = lambda: None
@@ -49,7 +52,7 @@ class Models:
         self,
         sources: Mapping[str, Source],
         most: int,
-        serve: Callable[[str, LLM, str | None], LoadedModel],
+        serve: Callable[[str, Engine, str | None], Served],
         *,
         most_stay_s: float = inf,
         most_waiting: int = maxsize,
@@ -58,11 +61,11 @@ class Models:
         self._sources = dict(sources)
         self._most = most
         self._serve = serve
-        self._loaded: dict[str, LoadedModel] = {}
+        self._loaded: dict[str, Served] = {}
         self._clock, self._most_waiting = clock, most_waiting
         self._residence = Residence(most_stay_s, clock)
         self._leaving: str | None = None  # it takes no new requests
-        self._waiting: dict[str, list[asyncio.Future[ModelLease]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[ModelLease[Served]]]] = {}
         self._work: asyncio.Task[None] | None = None
         self._worker = Workers("duodec-load", 1)
         self._has_begun = False  # the first model was loaded once
@@ -73,7 +76,7 @@ class Models:
         return tuple(self._sources)
 
     @property
-    def loaded(self) -> tuple[LoadedModel, ...]:
+    def loaded(self) -> tuple[Served, ...]:
         return tuple(self._loaded.values())
 
     @property
@@ -98,7 +101,7 @@ class Models:
             return name
         return next((own for own in self._sources if _plain(own) == _plain(name)), None)
 
-    def get(self, name: str) -> LoadedModel | None:
+    def get(self, name: str) -> Served | None:
         """The model, if it is loaded."""
         return self._loaded.get(name)
 
@@ -113,7 +116,7 @@ class Models:
         is_first = name == self.names[0] and not self._has_begun
         return "loading" if is_first or name in self._waiting else "unloaded"
 
-    def load_now(self, name: str, llm: LLM | None = None) -> None:
+    def load_now(self, name: str, llm: Engine | None = None) -> None:
         """Load a model, or serve this one by that name, before there are clients. Raises what is
         wrong with it."""
         begin_s = self._clock()
@@ -121,7 +124,7 @@ class Models:
         self._residence.begin(name, self._clock() - begin_s)
         self._has_begun = True
 
-    async def lease(self, name: str) -> ModelLease:
+    async def lease(self, name: str) -> ModelLease[Served]:
         """A lease of this model, once it is loaded. Raises ApiError if it cannot be loaded, or if
         too many wait for it."""
         model = self._loaded.get(name)
@@ -131,7 +134,7 @@ class Models:
             raise busy(
                 5, f"{self._most_waiting} requests wait for '{name}' to be loaded; ask later"
             )
-        future: asyncio.Future[ModelLease] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ModelLease[Served]] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(future)
         if self._work is None or self._work.done():
             self._work = asyncio.ensure_future(self._bring_all())
@@ -191,7 +194,7 @@ class Models:
         its time and is idle; until then the one that was used the longest ago takes nothing new."""
         residence = self._residence
 
-        def order(model: LoadedModel) -> tuple[bool, bool, bool, float]:
+        def order(model: Served) -> tuple[bool, bool, bool, float]:
             stays, is_guest = residence.stays(model), residence.is_guest(model)
             return stays, not is_guest, model.is_busy, model.used_s
 
@@ -215,7 +218,7 @@ class Models:
         )
         await self._worker.run(_unloaded, model)
 
-    def _started(self, name: str, llm: LLM | None = None) -> LoadedModel:
+    def _started(self, name: str, llm: Engine | None = None) -> Served:
         cores = available_cores()
         llm = llm or self._sources[name].load(self._taken_bytes)
         try:
@@ -232,16 +235,16 @@ class Models:
     def free(self) -> None:
         """Free all models; their threads have ended."""
         for model in self.loaded:
-            model.llm.close()
+            model.free()
 
 
 def _plain(name: str) -> str:
     return name.casefold().removesuffix(":latest")
 
 
-def _unloaded(model: LoadedModel) -> None:
+def _unloaded(model: Served) -> None:
     model.close()
-    model.llm.close()
+    model.free()
     log.info("unloaded", extra={"facts": {"model": model.name}})
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.embedding.embedder import LlamaEmbedder
+from duodec.backends.llamacpp.embedding.model import PooledModel
+from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
@@ -40,6 +44,10 @@ def _limit(num_bytes: int) -> None:
 
 
 def _try(path: Path, num_bytes: int, is_vocabulary_only: bool) -> None:
+    header = Header.read(library.load(), path)
+    if header and header.is_pooled and not is_vocabulary_only:
+        _try_pooled(path, is_computed=num_bytes <= _MOST_COMPUTED_BYTES)
+        return
     # weights that are not packed stay where the file is mapped
     model = LlamaModel(path, num_gpu_layers=0, packs=False, vocabulary_only=is_vocabulary_only)
     with closing(model):
@@ -64,3 +72,16 @@ def _try(path: Path, num_bytes: int, is_vocabulary_only: bool) -> None:
         with closing(context):
             if is_computed:
                 context.rows([RowQuery(0, text, Draft(), (0,))])
+
+
+def _try_pooled(path: Path, *, is_computed: bool) -> None:
+    """A model that computes a row of each text."""
+    model = PooledModel(path, num_gpu_layers=0, packs=False)
+    for token in range(model.num_vocab):
+        model.piece(token)
+        model.token_text(token)
+    most = min(_NUM_CONTEXT, model.num_context_train)
+    with closing(LlamaEmbedder(model, num_context=most, num_threads=2)) as embedder:
+        texts = [embedder.pair_tokens("the sky", _TEXT), embedder.tokens_of(_TEXT)]
+        if is_computed:
+            embedder.rows([embedder.cut([*text, 0]) for text in texts])

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from duodec.core.traits import ENCODERS
+
 _PARTS = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _ARRAY, _TEXT = 9, 8  # gguf_type
 _NUMBERS: dict[int, tuple[str, Any]] = {
@@ -46,6 +48,12 @@ class Header:
     state_numbers: int = 0  # of a recurrent layer
     types: Mapping[str, int] = field(default_factory=dict)  # of ggml, by tensor
     num_heads: int = 0  # layers of multi-token prediction, behind the others
+    pooling: int = 0  # llama_pooling_type: how a text becomes one row; 0: it does not
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the model computes a row of each text, and does not generate."""
+        return self.pooling > 0 or self.architecture in ENCODERS
 
     @property
     def state_bytes(self) -> int:
@@ -103,6 +111,7 @@ class Header:
             ),
             kv_heads=tuple(kv_heads[: len(kv_heads) - num_heads]),
             num_heads=num_heads,
+            pooling=number("pooling_type"),
             tensors=tensors,
             state_numbers=state * inner + window * (inner + 2 * number("ssm.group_count") * state),
         )

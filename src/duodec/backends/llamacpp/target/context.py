@@ -355,6 +355,16 @@ class Batch:
         ):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, fields[name]))
 
+    def fill_texts(self, texts: Sequence[Tokens], begin: int = 0) -> None:
+        """A sequence a text, from position ``begin`` on."""
+        sizes = [len(text) for text in texts]
+        n = sum(sizes)
+        self._token[:n] = np.concatenate(texts)
+        self._position[:n] = np.concatenate([np.arange(begin, begin + size) for size in sizes])
+        self._num_seqs[:n], self._wanted[:n] = 1, 1
+        self._seqs[:n, 0] = np.repeat(np.arange(len(texts)), sizes)
+        self.struct.n_tokens = n
+
     def fill(self, entries: Sequence[Entry]) -> None:
         n = len(entries)
         self._token[:n] = [entry.token for entry in entries]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from duodec.models.metadata import ModelMetadata
-from duodec.server.models.loaded import LoadedModel
+from duodec.server.models.served import Served
 
 API_VERSION = "0.13.0"  # of Ollama, whose API this is: clients look for what it has since when
 _NEVER = "2318-01-01T00:00:00Z"  # as Ollama tells it; a later year overflows in some time zones
@@ -35,34 +35,33 @@ def listed(name: str, path: Path | None) -> dict[str, Any]:
     }
 
 
-def running(name: str, path: Path | None, model: LoadedModel) -> dict[str, Any]:
+def running(name: str, path: Path | None, model: Served) -> dict[str, Any]:
     """A model of ``/api/ps``."""
     found = listed(name, path)
     del found["modified_at"]
     return {
         **found,
         "expires_at": _NEVER,
-        "size_vram": 0 if model.llm.shares_cores else found["size"],
-        "context_length": model.llm.num_context,
+        "size_vram": 0 if model.shares_cores else found["size"],
+        "context_length": model.num_context,
     }
 
 
-def shown(name: str, path: Path | None, model: LoadedModel | None) -> dict[str, Any]:
+def shown(name: str, path: Path | None, model: Served | None) -> dict[str, Any]:
     """A model as ``/api/show`` has it."""
     metadata = _metadata(path) if path else None
     info: dict[str, Any] = {}
-    capabilities, template = ["completion"], ""
+    capabilities: list[str] = [metadata.use if metadata else "completion"]
+    template = ""
     if metadata and model:
         info = {
             "general.architecture": metadata.architecture,
             "general.basename": metadata.name,
             "general.parameter_count": metadata.num_params,
-            f"{metadata.architecture}.context_length": model.llm.num_context,
+            f"{metadata.architecture}.context_length": model.num_context,
         }
     if model:
-        syntax, template = model.chat_format.syntax, model.llm.tokenizer.chat_template or ""
-        capabilities += ["tools"] if syntax.has_tools else []
-        capabilities += ["thinking"] if syntax.has_reasoning else []
+        capabilities, template = model.capabilities, model.chat_template or ""
     return {
         "modelfile": f"FROM {name}\n",
         "parameters": "",
