@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from duodec.server.api.anthropic.message_bodies import MessagesBody
+from duodec.server.api.embedding.bodies import EmbeddingsBody, OllamaEmbedBody, RerankBody
 from duodec.server.api.fields import Object
 from duodec.server.api.ollama.bodies import GenerateBody, OllamaChatBody, Options
 from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
@@ -16,7 +17,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "server.md"
 APIS: dict[str, type[Object]] = {
     "chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody,
     "messages": MessagesBody, "Ollama's chat": OllamaChatBody, "generate": GenerateBody,
-    "`options` of both": Options,
+    "`options` of both": Options, "embeddings": EmbeddingsBody, "rerank": RerankBody,
+    "embed": OllamaEmbedBody,
 }  # fmt: skip
 _PLACE = re.compile(r"(?s)(<!-- fields -->\n).*?(<!-- end of fields -->)")
 

@@ -218,8 +218,8 @@ def test_what_says_how_to_compute_has_no_effect(server: Running) -> None:
 
 
 def test_what_is_not_served_says_so(server: Running) -> None:
-    for path in ("/api/embed", "/api/embeddings"):
-        assert "embeddings are not served" in error(server, path, 400, input="x")
+    for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        assert "makes no embeddings" in error(server, path, 400, **{field: "x"})
     for path in ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"):
         assert "duodec models" in error(server, path, 400)
     assert server.http.delete("/api/delete").status_code == 400

@@ -40,7 +40,7 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = 128  # bytes, with all of it
 
 _OPTIONS = (
-    "target", "offline", "context", "no_mmap", "threads", "gpu_layers", "device", "parse_special",
+    "target", "offline", "context", "no_mmap", "no_repack", "threads", "gpu_layers", "device", "parse_special",
 )  # fmt: skip
 
 

@@ -11,14 +11,16 @@ import numpy as np
 
 from duodec.backends.loaded import Embedder
 from duodec.core.sampling.sampler import Tokens
-from duodec.errors import BadOption, ContextExceeded
+from duodec.errors import ContextExceeded
 from duodec.models.metadata import Use
+from duodec.server.errors import bad_field
 from duodec.server.metrics import Meters
 from duodec.server.models.embedding_thread import EmbeddingThread
 from duodec.server.models.served import Served
 from duodec.server.settings import Settings
 
 _WARM = "warm"
+_MANY = 256  # tokens beyond the context: then not all of a text were counted
 _LONG = 64  # characters for a token of context
 
 
@@ -97,16 +99,16 @@ class LoadedEmbedder(Served):
 
     def read(self, text: str | Sequence[int], place: str, *, is_cut: bool) -> Tokens:
         """The tokens of a text, which is cut where it ``is_cut`` and too long. ``place`` is its
-        name in the request. Raises BadOption and ContextExceeded."""
+        name in the request. Raises ApiError and ContextExceeded."""
         if isinstance(text, str):
             tokens = self.embedder.tokens_of(text)
         else:
             tokens = list(text)
             most = self.embedder.num_vocab - 1
             if unknown := [token for token in tokens if not 0 <= token <= most]:
-                raise BadOption(f"{place} has the token {unknown[0]}; use 0 to {most}")
+                raise bad_field(place, f"{place} has the token {unknown[0]}; use 0 to {most}")
         if not tokens:
-            raise BadOption(f"{place} is empty; send a text")
+            raise bad_field(place, f"{place} is empty; send a text")
         return self._fitting(tokens, place, is_cut=is_cut)
 
     def read_pair(self, query: str, document: str, place: str) -> Tokens:
@@ -119,9 +121,9 @@ class LoadedEmbedder(Served):
 
     def _fitting(self, tokens: list[int], place: str, *, is_cut: bool) -> Tokens:
         if len(tokens) > self.num_context and not is_cut:
-            have = "have" if " together" in place else "has"
+            more = " or more" if len(tokens) > self.num_context + _MANY else ""
             raise ContextExceeded(
-                f"{place} {have} {len(tokens)} tokens, and a text of '{self.name}' has "
+                f"{place}: {len(tokens)} tokens{more}, and '{self.name}' takes texts of "
                 f"{self.num_context} at most; send a shorter one"
             )
         return np.array(self.embedder.cut(tokens), np.int32)

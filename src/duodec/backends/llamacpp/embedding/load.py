@@ -35,11 +35,11 @@ def load(
     what is wrong with the file or with the options."""
     spare = SpareCores(len(available_cores()))
     layers = llama_layers(config)
-    load_llama()
-    # with llama.cpp's own kernels, whose numbers are those of its server
+    header = Header.read(load_llama(), path)
+    fits_packed = header is None or header.num_bytes <= available_bytes() - taken_bytes
     model = PooledModel(
-        path, num_gpu_layers=layers, packs=False, on=llama_devices(config),
-        is_mapped=not config.no_mmap,
+        path, num_gpu_layers=layers, packs=fits_packed and not config.no_repack,
+        on=llama_devices(config), is_mapped=not config.no_mmap,
     )  # fmt: skip
     try:
         free = available_bytes() - taken_bytes

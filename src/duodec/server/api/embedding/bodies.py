@@ -24,32 +24,32 @@ MAX_TEXTS = 2048  # of a request; OpenAI's own limit
 _HABITS = frozenset({"user", "request_id", "priority", "metadata", "encoding", "input_type"})
 
 
-def _tokens(value: Any, place: str) -> Any:
-    """A text, or tokens."""
-    if isinstance(value, list):
-        if all(type(one) is int for one in value):
-            return value
-        raise refused(f"{place} holds something that is no token; send whole numbers")
-    if not isinstance(value, str):
-        raise refused(f"{place} is {kind(value)}; send a text, or tokens")
+def _text(value: Any, place: str) -> Any:
+    """A text, or tokens. Raises ApiError."""
+    if isinstance(value, list) and not all(type(one) is int for one in value):
+        raise bad_field(place, f"{place} holds something that is no token; send whole numbers")
+    if not isinstance(value, list | str):
+        raise bad_field(place, f"{place} is {kind(value)}; send a text, or tokens")
+    if not value:
+        raise bad_field(place, f"{place} is empty; send a text")
     return value
 
 
-def _texts(value: Any) -> list[Any]:
+def _texts(value: Any) -> Any:
     """One text or several, each as a text or as tokens."""
-    is_one = isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and type(value[0]) is int
-    )
-    texts = [value] if is_one else value
-    if not isinstance(texts, list):
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
         raise refused(f"is {kind(value)}; send a text, tokens, or an array of them")
-    if len(texts) > MAX_TEXTS:
-        raise refused(f"has {len(texts)} texts; use {MAX_TEXTS} or fewer in a request")
-    return [_tokens(text, f"[{i}]" if not is_one else "") for i, text in enumerate(texts)]
+    if value and type(value[0]) is int:
+        return [_text(value, "input")]
+    if len(value) > MAX_TEXTS:
+        raise refused(f"has {len(value)} texts; use {MAX_TEXTS} or fewer in a request")
+    return [_text(text, f"input[{i}]") for i, text in enumerate(value)]
 
 
 def _not_empty(value: list[Any]) -> list[Any]:
-    if not value:
+    if value in ([], [""]):
         raise refused("is empty; send a text at least")
     return value
 
@@ -88,30 +88,35 @@ class RerankBody(Object):
 
     model: StrictStr | None = None
     query: StrictStr
-    documents: Annotated[list[StrictStr], BeforeValidator(_documents), FailFast()] | None = None
-    texts: Annotated[list[StrictStr], BeforeValidator(_documents), FailFast()] | None = None
+    documents: Annotated[list[StrictStr], FailFast(), BeforeValidator(_documents)] = Field(
+        default_factory=list
+    )
+    texts: Annotated[list[StrictStr], FailFast(), BeforeValidator(_documents)] = Field(
+        default_factory=list
+    )
     top_n: Limit | None = None
     return_documents: StrictBool = False
     return_text: StrictBool = False
 
     @model_validator(mode="after")
     def _is_one(self) -> RerankBody:
-        given = [name for name in ("documents", "texts") if getattr(self, name) is not None]
+        given = self.model_fields_set & {"documents", "texts"}
         if len(given) != 1:
             raise bad_field("documents", "send either documents or texts, as an array of texts")
-        if not getattr(self, given[0]):
-            raise bad_field(given[0], f"{given[0]} is empty; send a text at least")
+        if not self.ranked:
+            (name,) = given
+            raise bad_field(name, f"{name} is empty; send a text at least")
         return self
 
     @property
     def ranked(self) -> list[str]:
         """The texts to rank."""
-        return self.texts or self.documents or []
+        return self.texts or self.documents
 
     @property
     def is_short(self) -> bool:
         """The response is a list of scores."""
-        return self.texts is not None
+        return "texts" in self.model_fields_set
 
 
 class _OllamaBody(Object):

@@ -49,7 +49,7 @@ def ranks(
             one["document"] = {"text": text}
     if body.is_short:
         return results
-    told = {"tokens": {"input_tokens": num_tokens}, "billed_units": {"search_units": 1}}
+    told = {"tokens": {"input_tokens": num_tokens}}  # where Cohere's clients look
     return {"object": "list", "model": model, "results": results, "usage": usage(num_tokens),
             "meta": told}  # fmt: skip
 
