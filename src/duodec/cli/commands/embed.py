@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -40,7 +40,8 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = 128  # bytes, with all of it
 
 _OPTIONS = (
-    "target", "offline", "context", "no_mmap", "no_repack", "threads", "gpu_layers", "device", "parse_special",
+    "target", "offline", "context", "no_mmap", "no_repack", "threads", "gpu_layers", "device",
+    "parse_special",
 )  # fmt: skip
 
 
@@ -148,19 +149,23 @@ class _Lines:
     done."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._files = [(self._open(name), name) for name in names]
+        self._names = list(names)
+        for name in self._names:
+            with self._open(name):
+                pass
 
     def __iter__(self) -> Iterator[_Line]:
-        for file, name in self._files:
+        for name in self._names:
             shown = "standard input" if name == _STDIN else name
             number = 0
-            for number, data in enumerate(file, 1):
-                yield _Line(f"line {number} of {shown}", self._text(data, number, shown))
+            with self._open(name) as file:
+                for number, data in enumerate(file, 1):
+                    yield _Line(f"line {number} of {shown}", self._text(data, number, shown))
             if not number:
                 raise BadOption(f"{shown} is empty; write a text a line")
 
     @staticmethod
-    def _open(name: str) -> IO[bytes]:
+    def _open(name: str) -> AbstractContextManager[IO[bytes]]:
         if name != _STDIN:
             try:
                 return Path(name).open("rb")
@@ -170,7 +175,7 @@ class _Lines:
                 ) from error
         if sys.stdin is None or sys.stdin.isatty():
             raise BadOption("no texts; name a file with one a line, or pipe it in")
-        return sys.stdin.buffer
+        return nullcontext(sys.stdin.buffer)
 
     @staticmethod
     def _text(data: bytes, number: int, shown: str) -> str:
