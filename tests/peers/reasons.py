@@ -11,8 +11,8 @@ IN_PROCESS = "vLLM's own code, in one process"
 
 # of llama.cpp's class of a server: options that we have no counterpart of
 LLAMA_OPTIONS = {
-    "server_embeddings": "embeddings are not served",
-    "server_reranking": "reranking is not served",
+    "server_embeddings": "no option: a model for embeddings is served as one",
+    "server_reranking": "no option: a reranker is served as one",
     "lora_files": "adapters are not served",
     "slot_save_path": "slots are not saved to files",
     "enable_ctx_shift": "a context is never shifted: what does not fit is refused",
