@@ -324,7 +324,7 @@ def write_family(
         fields["block_count"] += num_heads
         fields["nextn_predict_layers"] = num_heads
     for key, value in fields.items():
-        _add_field(writer, f"{family.architecture}.{key}", value)
+        add_field(writer, f"{family.architecture}.{key}", value)
     copy_vocabulary(writer, VOCAB)
     dice, other = np.random.default_rng(1), np.random.default_rng(2)
     quantised = gguf.GGMLQuantizationType[kind]
@@ -366,9 +366,11 @@ def _tensors(family: Family, num_heads: int) -> Iterator[tuple[str, tuple[int, .
             yield f"blk.{i}.{name.rstrip('.') if has_suffix else f'{name}.weight'}", shape
 
 
-def _add_field(writer: Any, key: str, value: Any) -> None:
+def add_field(writer: Any, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     else:
@@ -391,7 +393,7 @@ def write_eagle3(
         "target_layers": list(layers), "target_hidden_size": WIDTH,
     }  # fmt: skip
     for key, value in fields.items():
-        _add_field(writer, f"eagle3.{key}", value)
+        add_field(writer, f"eagle3.{key}", value)
     copy_vocabulary(writer, VOCAB)
     dice = np.random.default_rng(3)
     layer = attention() | dense() | {"attn_norm_2": (WIDTH,)}

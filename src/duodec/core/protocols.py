@@ -100,10 +100,13 @@ class Proposed:
 
     tree: CandidateTree = field(default_factory=CandidateTree)
     seconds: float = 0.0  # of the forward pass, that it took
+    num_computed: int | None = None  # levels, where these are not those of the tree
 
     @property
     def num_levels(self) -> int:
-        """Tokens along its longest path."""
+        """Levels that were computed: tokens along its longest path, where nothing else is said."""
+        if self.num_computed is not None:
+            return self.num_computed
         levels: list[int] = []
         for parent in self.tree.parents:
             levels.append(1 + (levels[parent] if parent != ROOT else 0))

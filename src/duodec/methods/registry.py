@@ -14,6 +14,7 @@ from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption
 from duodec.methods.ar import Autoregressive
 from duodec.methods.auto import Auto
+from duodec.methods.dflash import DFlash, DFlash2, DSpark
 from duodec.methods.duo import DuoDecoding
 from duodec.methods.eagle import Eagle
 from duodec.methods.eagle3 import Eagle3
@@ -47,6 +48,9 @@ METHODS: dict[str, type[Method]] = {
         Medusa,
         MultiTokenPrediction,
         Eagle3,
+        DFlash,
+        DFlash2,
+        DSpark,
         Hydra,
         Eagle,
         Pearl,

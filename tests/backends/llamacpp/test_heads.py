@@ -19,8 +19,9 @@ from fakes.families import write_eagle3, write_family
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import heads
-from duodec.backends.llamacpp.target.heads import MtpHead, State, has_mtp
+from duodec.backends.llamacpp.target import head_files, heads
+from duodec.backends.llamacpp.target.head_files import has_mtp
+from duodec.backends.llamacpp.target.heads import MtpHead, State
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
@@ -288,9 +289,9 @@ def test_eagle3_is_refused_for_another_target(folder: Path) -> None:
             closing(LlamaModel(path, num_gpu_layers=0)) as model,
             pytest.raises(BadOption, match=words),
         ):
-            heads.DraftLayer(wanted, model, num_gpu_layers=0)
+            head_files.DraftLayer(wanted, model, num_gpu_layers=0)
     with closing(LlamaModel(target, num_gpu_layers=0)) as model, pytest.raises(ModelUnreadable):
-        heads.DraftLayer(target, model, num_gpu_layers=0)
+        head_files.DraftLayer(target, model, num_gpu_layers=0)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen 2"])
@@ -302,7 +303,7 @@ def test_no_bit_of_the_target_depends_on_layers_that_are_read(folder: Path, fami
         closing(LlamaModel(path, num_gpu_layers=0)) as model,
         closing(LlamaModel(path, num_gpu_layers=0)) as plain_model,
     ):
-        heads.show_layers(model, (1, 2, 3))
+        head_files.show_layers(model, (1, 2, 3))
         opened = partial(heads.Eagle3Head, model, path=head, **SIZES)
         with (
             closing(LlamaTarget(model, **SIZES, open_head=opened)) as target,
@@ -369,7 +370,7 @@ def test_a_head_stays_on_the_device_with_what_it_shares(
     """llama.cpp ends the process where a CPU is to read a target's tensor on a device."""
     header = Header.read(load_llama(), write_eagle3(folder / f"{len(own)}.gguf", own=own))
     assert header is not None
-    found = [heads.computes_on_cpu(header, has_moved=moved) for moved in (False, True)]
+    found = [head_files.computes_on_cpu(header, has_moved=moved) for moved in (False, True)]
     assert found == list(computes)
 
 

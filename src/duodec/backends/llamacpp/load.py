@@ -14,7 +14,8 @@ from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import heads
+from duodec.backends.llamacpp.target import head_files, heads
+from duodec.backends.llamacpp.target.blocks import open_head
 from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.width_choice import choice_for
@@ -82,7 +83,7 @@ def load(
     taken_bytes: int = 0,
     heads_path: Path | None = None,
 ) -> LoadedTarget:
-    """Load a target's file, and the EAGLE-3 head in ``heads_path``. ``taken_bytes`` of the memory
+    """Load a target's file, and the head in ``heads_path``. ``taken_bytes`` of the memory
     that looks free are not: other models' weights and the draft's. Raises what is wrong with the
     file or with the options."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
@@ -98,17 +99,17 @@ def load(
         free -= heads_path.stat().st_size if heads_path else 0
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
-        has_mtp = config.mtp == "auto" and heads_path is None and heads.has_mtp(header)
+        has_mtp = config.mtp == "auto" and heads_path is None and head_files.has_mtp(header)
     if heads_path:
         check_header(heads_path)
-        if other := heads.other_target(lib, heads_path, path):
+        if other := head_files.other_target(lib, heads_path, path):
             on_warning(other)
     model = LlamaModel(
         path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
         is_mapped=not config.no_mmap, has_mtp=has_mtp,
     )  # fmt: skip
     if heads_path:
-        heads.show_layers(model, heads.read_layers(lib, heads_path))
+        head_files.show_layers(model, head_files.read_layers(lib, heads_path))
     placement = model.placement
     widths, pass_s = chosen_widths(config, model)
 
@@ -119,14 +120,14 @@ def load(
             "num_threads": plan.target_alone,
         }
 
-        def open_head(context: object) -> heads.LlamaHead:
+        def open_for(context: object) -> heads.LlamaHead:
             if heads_path is None:
                 return heads.MtpHead(model, **sizes)
             own = None if placement is Placement.CPU else Header.read(lib, heads_path)
             places = [layers]
-            if own is not None and heads.computes_on_cpu(own, has_moved=bool(placed)):
+            if own is not None and head_files.computes_on_cpu(own, has_moved=bool(placed)):
                 places.append(0)
-            opened = partial(heads.Eagle3Head, model, context, heads_path, **sizes)
+            opened = partial(open_head, model, context, heads_path, **sizes)
             return heads.cheapest([partial(opened, num_gpu_layers=place) for place in places])
 
         # llama.cpp looks at the cores that others leave free where nobody has said how many to use
@@ -139,7 +140,7 @@ def load(
             widths=widths,
             is_width_exact=not config.fast,
             most_threads=spare if looks else None,
-            open_head=open_head if has_mtp or heads_path else None,
+            open_head=open_for if has_mtp or heads_path else None,
         )
 
     place = f"llama.cpp on {_where(model, layers)}, as quantised"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
-from duodec.backends.llamacpp.target.heads import show_layers
+from duodec.backends.llamacpp.target.head_files import show_layers
 from duodec.backends.llamacpp.target.states import HiddenStates, State
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.llamacpp.target.heads import EAGLE3, TARGET_BYTES, TARGET_NAME, TARGET_SHA256
+from duodec.backends.llamacpp.target.head_files import (
+    EAGLE3,
+    TARGET_BYTES,
+    TARGET_NAME,
+    TARGET_SHA256,
+)
 from duodec.distill.eagle.layer import EagleLayer
 from duodec.distill.library import gguf
 from duodec.distill.training.student import as_array

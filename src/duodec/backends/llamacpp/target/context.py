@@ -327,14 +327,22 @@ class Threads:
 
 class Batch:
     """A llama_batch whose arrays are NumPy's: filled by columns, not element by element. Each token
-    comes with a row of ``states`` of ``num_states`` numbers, if that is not 0."""
+    comes with a row of ``states`` of ``num_states`` numbers, if that is not 0, and
+    ``num_positions`` times with its position."""
 
     def __init__(
-        self, lib: object, num_tokens: int, num_sequences: int, *, num_states: int = 0
+        self,
+        lib: object,
+        num_tokens: int,
+        num_sequences: int,
+        *,
+        num_states: int = 0,
+        num_positions: int = 1,
     ) -> None:
         self._lib = lib
         self._token = np.zeros(num_tokens, dtype=np.int32)
-        self._position = np.zeros(num_tokens, dtype=np.int32)
+        self._num_positions = num_positions
+        self._position = np.zeros(num_tokens * num_positions, dtype=np.int32)
         self._num_seqs = np.zeros(num_tokens, dtype=np.int32)
         self._seqs = np.zeros((num_tokens, num_sequences), dtype=np.int32)
         self._wanted = np.zeros(num_tokens, dtype=np.int8)
@@ -368,7 +376,8 @@ class Batch:
     def fill(self, entries: Sequence[Entry]) -> None:
         n = len(entries)
         self._token[:n] = [entry.token for entry in entries]
-        self._position[:n] = [entry.position for entry in entries]
+        positions = [entry.position for entry in entries]
+        self._position[: n * self._num_positions] = positions * self._num_positions
         self._num_seqs[:n] = [len(entry.seqs) for entry in entries]
         self._wanted[:n] = [entry.row is not None for entry in entries]
         for i, entry in enumerate(entries):

@@ -4,7 +4,8 @@ Such a layer is given a token and the target's hidden state of the token before 
 follows that token; of a token that it proposes itself, it reads its own state in place of the
 target's. It has a context with a cache of its own, which is taken back to the text after each
 verdict, whatever the target's cache is. Nothing is computed while nobody asks for drafts: then the
-target's last states are kept, and read when somebody does.
+target's last states are kept, and read when somebody does. Block drafters, which are such heads,
+too, are in `duodec.backends.llamacpp.target.blocks`.
 """
 
 from __future__ import annotations
@@ -12,104 +13,37 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from duodec.backends.interrupts import stoppable
-from duodec.backends.llamacpp.gguf.header import GgufFile, Header
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target.context import STOPPED, Batch, Threads, logits
+from duodec.backends.llamacpp.target.head_files import EAGLE3, MTP, DraftLayer
 from duodec.backends.llamacpp.target.states import FINAL, HiddenStates, Staging, State
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Candidates, Query
+from duodec.core.protocols import Candidates, Heads, Proposed, Query
 from duodec.core.sampling.sampler import Context, Sampler, Tokens
-from duodec.errors import BadOption, ComputeFailed, DuodecError, ModelUnreadable
+from duodec.errors import BadOption, ComputeFailed, DuodecError
 
-MTP, EAGLE3 = "mtp", "eagle3"
-# metadata of a head that we trained: its target's file
-TARGET_NAME, TARGET_BYTES = "duodec.target.name", "duodec.target.bytes"
-TARGET_SHA256 = "duodec.target.sha256"
-MOST_TOKENS = 8  # that a layer proposes after one verdict
+MOST_TOKENS = 8  # that a layer proposes after one verdict, one after the other
 _WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
-_NUM_BATCH = 512
+NUM_BATCH = 512
 _TRIED = 8  # steps, to know what one costs
 _LEVELS = 3  # of a draft, as a rule
 _ROWS = 8  # tokens of a text that are computed at once with the logits after each
-# whose graphs for one layer of multi-token prediction were tried, and tensors of that layer without
-# which they end the process
-_PROJECTION = "nextn.eh_proj.weight"
-MTP_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
-    "qwen35": (_PROJECTION,),
-    "qwen35moe": (_PROJECTION,),
-    "qwen3next": (_PROJECTION,),
-    "glm4moe": (_PROJECTION,),
-    "deepseek2": (_PROJECTION, "attn_k_b.weight"),  # latent attention as it is stored today
-}
-# whose graphs name the inputs of their layers
-EAGLE3_ARCHITECTURES = frozenset(
-    {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss"}
-)
-
-# whose graphs do not, and are watched
-WATCHED_ARCHITECTURES = frozenset({"qwen2"})
-SHOWN_ARCHITECTURES = EAGLE3_ARCHITECTURES | WATCHED_ARCHITECTURES
-
-
-def show_layers(model: LlamaModel, layers: Sequence[int]) -> None:
-    """Prepare contexts of a target that are opened from now on for a head that reads the inputs of
-    these layers."""
-    if model.architecture in WATCHED_ARCHITECTURES:
-        model.watch(layers)
-
-
-def read_layers(lib: Any, path: Path) -> tuple[int, ...]:
-    """Whose inputs an EAGLE-3 head in a file reads."""
-    with GgufFile(lib, path) as file:
-        return tuple(file.numbers(f"{EAGLE3}.target_layers")) if file.handle else ()
-
-
-def computes_on_cpu(header: Header, *, has_moved: bool) -> bool:
-    """Whether an EAGLE-3 head may be computed beside a target on a device: what it shares with that
-    must be in main memory. The target's output is not; its embeddings are, unless tensors of it
-    were moved."""
-    return "output.weight" in header.tensors and (
-        not has_moved or "token_embd.weight" in header.tensors
-    )
-
-
-def other_target(lib: Any, path: Path, target: Path) -> str | None:
-    """Says that a head was trained for another file than this target, as far as its size tells;
-    None where it was not, or does not say."""
-    with GgufFile(lib, path) as file:
-        name = file.text(TARGET_NAME) if file.handle else ""
-        sizes = file.numbers(TARGET_BYTES) if file.handle else []
-    if sizes in ([], [target.stat().st_size]):
-        return None
-    return (
-        f"the head {path.name} was trained for {name} ({sizes[0]} bytes), and {target.name} is "
-        "another file: the text stays the target's, and fewer drafts may come true"
-    )
-
-
-def has_mtp(header: Header) -> bool:
-    """Whether a file has one layer of multi-token prediction that llama.cpp computes here."""
-    needed = MTP_ARCHITECTURES.get(header.architecture, ())
-    layer = f"blk.{len(header.kv_heads)}"
-    is_whole = all(f"{layer}.{name}" in header.tensors for name in needed)
-    return header.num_heads == 1 and bool(needed) and is_whole
 
 
 @dataclass
-class _Text:
+class KnownText:
     """What is known of a text: its last states, those of the draft that was scored after it, and
     what the layer has read."""
 
@@ -156,12 +90,12 @@ class _Text:
 
 
 class LlamaHead(ABC):
-    """A layer that proposes chains of tokens after the texts of ``num_slots`` slots."""
+    """Layers that propose drafts after the texts of ``num_slots`` slots."""
 
     name: str
     layers: Sequence[int]  # of the target, whose states it reads
-    lag: int  # the position of a token's entry, less the token's own
     share = 0.0  # of the target's weights, that are read for a draft
+    most_tokens = MOST_TOKENS  # that it looks ahead
 
     def __init__(
         self,
@@ -179,15 +113,18 @@ class LlamaHead(ABC):
         own = int(self._lib.llama_model_n_embd(target.handle))
         self.num_inputs = own * len(self.layers)  # numbers of the target's states that it reads
         self._staging = Staging(target.lib)
-        self._staging.set_final(handle, True, True)
         self._memory = self._lib.llama_get_memory(handle)
         self._threads = Threads(self._lib, handle)
-        self._texts: defaultdict[int, _Text] = defaultdict(_Text)
-        self._batch = Batch(self._lib, _NUM_BATCH, 1, num_states=self.width)
+        self._texts: defaultdict[int, KnownText] = defaultdict(KnownText)
 
     @abstractmethod
-    def encoded(self, states: State) -> State:
-        """The target's states as the layer reads them; a row a token."""
+    def after(self, query: Query, tokens: Sequence[int]) -> Heads:
+        """What follows a query's text and the tokens of its verdict, as the layers say."""
+
+    @abstractmethod
+    def step(self, position: int) -> None:
+        """Compute what a draft needs once a level, or once, behind a text of zeros of which slot 0
+        has so many tokens. Raises ComputeFailed."""
 
     def close(self) -> None:
         if self._handle:
@@ -206,13 +143,13 @@ class LlamaHead(ABC):
     def follow(self, queries: Sequence[Query]) -> None:
         """The target is about to score these."""
         for query in queries:
-            text = self._texts[self._sequence(query.slot)]
+            text = self._texts[self.sequence(query.slot)]
             text.settle(query.text)
             text.query, text.rows = query, {}
 
     def keep(self, slot: int, entry: Entry, state: State) -> None:
         """The target's state of a token: of the text, or of a draft after it."""
-        text = self._texts[self._sequence(slot)]
+        text = self._texts[self.sequence(slot)]
         if entry.row:
             text.rows[entry.row] = entry.token, state
         else:
@@ -220,47 +157,97 @@ class LlamaHead(ABC):
 
     def forget(self, slot: int) -> None:
         """Forget what is known of a slot's text."""
-        self._texts.pop(self._sequence(slot), None)
+        self._texts.pop(self.sequence(slot), None)
 
-    def after(self, query: Query, tokens: Sequence[int]) -> Successors:
-        """What the layer says follows a query's text and the tokens of its verdict."""
-        known = self._texts[self._sequence(query.slot)]
-        text = np.concatenate([query.text, np.array(tokens, dtype=np.int32)])
-        known.settle(text)
-        return Successors(self, known, self._sequence(query.slot), text, query.sampler)
+    def accounted(self, proposed: Proposed) -> Proposed:
+        """What was proposed, with the levels that were computed for it."""
+        return proposed
 
     def step_s(self) -> float:
-        """Measure the least seconds that one token after a verdict takes. Texts are read anew after
-        it."""
-        state = np.zeros((1, self.num_inputs), dtype=np.float32)
+        """Measure the least seconds that a step takes. Texts are read anew after it."""
         self._lib.llama_memory_clear(self._memory, True)
         for text in self._texts.values():
             text.read = text.read[:0]
         taken = []
         for position in range(1, 1 + _TRIED):
             begin_s = perf_counter()
-            self.compute(0, position, 0, self.encoded(state)[0])
+            self.step(position)
             taken.append(perf_counter() - begin_s)
         self._lib.llama_memory_clear(self._memory, True)
         return min(taken)
 
-    # --- for `Successors`
+    # --- for subclasses
 
-    def read(self, known: _Text, sequence: int, text: Tokens) -> tuple[State, State]:
-        """Compute what the layer lacks of a text. Returns the logits and the state after it. Raises
-        ComputeFailed, as where the target's states are not known."""
+    def known(self, query: Query, tokens: Sequence[int]) -> tuple[KnownText, Tokens]:
+        """The text that a verdict on a query leaves, and what is known of it."""
+        known = self._texts[self.sequence(query.slot)]
+        text = np.concatenate([query.text, np.array(tokens, dtype=np.int32)])
+        known.settle(text)
+        return known, text
+
+    def take_back(
+        self, known: KnownText, sequence: int, text: Tokens, first: int, lag: int = 0
+    ) -> int:
+        """Take the cache back to what it shares with a text. Returns how many of its tokens, but
+        the last one, it has read. Those before ``first`` cannot be read any more. Raises
+        ComputeFailed where the target's states are not known."""
         if not known.knows(text):
             raise ComputeFailed("the target's states before this token are not known")
         begin = min(common_prefix(known.read, text), len(text) - 1)
-        first = known.begin + 1 if known.begin or self.lag else 0
         if begin < first:  # states between are lost: the layer begins anew
             begin = first
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._lib.llama_memory_seq_rm(self._memory, sequence, begin + self.lag, -1)
+        self._lib.llama_memory_seq_rm(self._memory, sequence, begin + lag, -1)
         known.read = text[:begin]
+        return begin
+
+    def decode(self, batch: Batch) -> None:
+        """Compute a batch. Raises ComputeFailed."""
+        self._threads.use(self.num_threads)
+        with stoppable():
+            status = self._lib.llama_decode(self._handle, batch.struct)
+        if status == STOPPED:
+            raise KeyboardInterrupt
+        if status:
+            raise ComputeFailed(f"llama.cpp could not compute a head (status {status})")
+
+    def sequence(self, slot: int) -> int:
+        """The number of a slot's text in the caches."""
+        return slot if self._num_slots > 1 else 0
+
+
+class ChainHead(LlamaHead):
+    """A layer that proposes chains, a token after the other."""
+
+    lag: int  # the position of a token's entry, less the token's own
+
+    def __init__(self, target: LlamaModel, model: LlamaModel, handle: object, **sizes: int) -> None:
+        super().__init__(target, model, handle, **sizes)
+        self._staging.set_final(handle, True, True)
+        self._batch = Batch(self._lib, NUM_BATCH, 1, num_states=self.width)
+
+    @abstractmethod
+    def encoded(self, states: State) -> State:
+        """The target's states as the layer reads them; a row a token."""
+
+    def after(self, query: Query, tokens: Sequence[int]) -> Successors:
+        known, text = self.known(query, tokens)
+        return Successors(self, known, self.sequence(query.slot), text, query.sampler)
+
+    def step(self, position: int) -> None:
+        state = np.zeros((1, self.num_inputs), dtype=np.float32)
+        self.compute(0, position, 0, self.encoded(state)[0])
+
+    # --- for `Successors`
+
+    def read(self, known: KnownText, sequence: int, text: Tokens) -> tuple[State, State]:
+        """Compute what the layer lacks of a text. Returns the logits and the state after it. Raises
+        ComputeFailed, as where the target's states are not known."""
+        first = known.begin + 1 if known.begin or self.lag else 0
+        begin = self.take_back(known, sequence, text, first, self.lag)
         while True:
             num_left = len(text) - begin
-            end = begin + (num_left if num_left <= _ROWS else min(_NUM_BATCH, num_left - 1))
+            end = begin + (num_left if num_left <= _ROWS else min(NUM_BATCH, num_left - 1))
             states = [known.states[i - 1 - known.begin] for i in range(max(1, begin), end)]
             rows = self.encoded(np.stack(states))
             if begin == 0:  # nothing comes before a text
@@ -289,15 +276,9 @@ class LlamaHead(ABC):
             Entry(token, position + i + self.lag, seqs, i if has_rows else None)
             for i, token in enumerate(tokens)
         ]
-        self._threads.use(self.num_threads)
         self._batch.fill(entries)
         self._batch.states[: len(tokens)] = states
-        with stoppable():
-            status = self._lib.llama_decode(self._handle, self._batch.struct)
-        if status == STOPPED:
-            raise KeyboardInterrupt
-        if status:
-            raise ComputeFailed(f"llama.cpp could not compute a head (status {status})")
+        self.decode(self._batch)
 
     def _last(self, num_rows: int) -> tuple[State, State]:
         """The logits and the state of the last of so many rows."""
@@ -305,16 +286,13 @@ class LlamaHead(ABC):
         shape = num_rows, self.width
         return row, np.ctypeslib.as_array(self._staging.final(self._handle), shape)[-1].copy()
 
-    def _sequence(self, slot: int) -> int:
-        return slot if self._num_slots > 1 else 0
-
 
 class Successors:
     """Proposes tokens after one text, along one path: the cache of the layer has no branches. They
     are ordered with the noise that the target's draws have, as a draft model's are."""
 
     def __init__(
-        self, head: LlamaHead, known: _Text, sequence: int, text: Tokens, sampler: Sampler
+        self, head: ChainHead, known: KnownText, sequence: int, text: Tokens, sampler: Sampler
     ) -> None:
         self._head, self._known, self._sequence, self._text = head, known, sequence, text
         self._sampler = sampler
@@ -349,7 +327,7 @@ class Successors:
         return self._head.compute(self._sequence, position, tree.tokens[leaf], self._state)
 
 
-class MtpHead(LlamaHead):
+class MtpHead(ChainHead):
     """The layer of multi-token prediction in the target's own file (2412.19437)."""
 
     name, layers, lag = MTP, (FINAL,), 0
@@ -358,7 +336,7 @@ class MtpHead(LlamaHead):
         self, target: LlamaModel, *, num_slots: int, num_context: int, num_threads: int
     ) -> None:
         """Raises BadOption and ModelUnreadable."""
-        handle = _open(
+        handle = open_layers(
             target, None, num_slots=num_slots, num_context=num_context, num_threads=num_threads,
             kind=target.lib.LLAMA_CONTEXT_TYPE_MTP,
         )  # fmt: skip
@@ -368,39 +346,7 @@ class MtpHead(LlamaHead):
         return states
 
 
-class DraftLayer(LlamaModel):
-    """The weights of an EAGLE-3 head, which are no model of their own."""
-
-    def __init__(self, path: Path, target: LlamaModel, *, num_gpu_layers: int = -1) -> None:
-        """Raises ModelUnreadable, and BadOption where it is no head of this target."""
-        super().__init__(path, num_gpu_layers=num_gpu_layers)
-        self.layers = read_layers(self.lib, path)
-        with GgufFile(self.lib, path) as file:
-            (width,) = file.numbers(f"{EAGLE3}.target_hidden_size") or (0,)
-        own = int(self.lib.llama_model_n_embd(target.handle))
-        wrong = None
-        if target.architecture not in SHOWN_ARCHITECTURES:
-            wrong = f"llama.cpp shows no layers of {target.architecture} to a head"
-        elif width != own or max(self.layers) >= target.num_layers:
-            wrong = f"it reads layers {self.layers} of a model of width {width}, not {own}"
-        elif self.num_vocab != target.num_vocab:
-            wrong = f"it has {self.num_vocab} tokens, and the target {target.num_vocab}"
-        if wrong:
-            self.close()
-            raise BadOption(
-                f"{path.name} is no head of {target.path.name}: {wrong}; name one that was trained "
-                "for this target"
-            )
-
-    def _refuse_other_kinds(self) -> None:
-        if self.architecture != EAGLE3:
-            raise ModelUnreadable(
-                f"{self.path} is no EAGLE-3 head but a model ({self.architecture}); name it as "
-                "`draft`"
-            )
-
-
-class Eagle3Head(LlamaHead):
+class Eagle3Head(ChainHead):
     """EAGLE-3 (2503.01840): a layer in a file of its own that fuses the inputs of three of the
     target's layers."""
 
@@ -422,14 +368,14 @@ class Eagle3Head(LlamaHead):
         self.layers = model.layers
         self.share = _LEVELS * model.num_bytes / target.num_bytes
         try:
-            handle = _open(
+            handle = open_layers(
                 model, other, num_slots=num_slots, num_context=num_context, num_threads=num_threads
             )
         except BaseException:
             model.close()
             raise
         super().__init__(target, model, handle, num_slots=num_slots, num_threads=num_threads)
-        self._features = Batch(self._lib, _NUM_BATCH, 1, num_states=self.num_inputs)
+        self._features = Batch(self._lib, NUM_BATCH, 1, num_states=self.num_inputs)
         self._features.struct.token = self._features.struct.pos = None  # it counts on by itself
 
     def encoded(self, states: State) -> State:
@@ -480,23 +426,25 @@ def cheapest(places: Sequence[Callable[[], LlamaHead]]) -> LlamaHead:
     return kept
 
 
-def _open(
+def open_layers(
     model: LlamaModel,
     other: object,
     *,
     num_slots: int,
     num_context: int,
     num_threads: int,
+    most_tokens: int = MOST_TOKENS,
     kind: int = 0,
 ) -> object:
-    """A context for a layer; ``other`` is one of the target's, if it shares matrices with it."""
+    """A context for layers that look so far ahead; ``other`` is one of the target's, if they share
+    matrices with it."""
     return open_context(
         model,
-        num_context=num_slots * (num_context + MOST_TOKENS),
+        num_context=num_slots * (num_context + most_tokens),
         num_sequences=num_slots,
         num_threads=num_threads,
-        num_batch=_NUM_BATCH,
-        max_rows=_NUM_BATCH,
+        num_batch=NUM_BATCH,
+        max_rows=NUM_BATCH,
         is_width_exact=True,  # on a CPU drafts, too, are the same in every run
         is_unified=False,
         kind=kind,

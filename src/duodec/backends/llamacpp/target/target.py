@@ -10,11 +10,11 @@ from typing import Any
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.chains import LlamaChains
 from duodec.backends.llamacpp.target.copying import LEAST_COPIED, Holder, copy_text, pays
-from duodec.backends.llamacpp.target.heads import MOST_TOKENS, LlamaHead, Successors
+from duodec.backends.llamacpp.target.heads import LlamaHead
 from duodec.backends.llamacpp.target.padded_slots import LlamaPaddedSlots
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
-from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
+from duodec.core.protocols import Heads, InThisThread, Launched, Query, Scores, Target
 from duodec.core.traits import TargetCache, TargetTraits, Widths
 from duodec.core.verify import Verdict, propose
 
@@ -108,7 +108,7 @@ class LlamaTarget(Target):
             traits = replace(
                 traits,
                 heads=self._head.name,
-                num_heads=MOST_TOKENS,
+                num_heads=self._head.most_tokens,
                 heads_share=self._head.share,
             )
         return traits
@@ -186,11 +186,12 @@ class LlamaTarget(Target):
         found: list[Scores] = []
         for query, own in zip(queries, scores, strict=True):
 
-            def after(verdict: Verdict, query: Query = query) -> Successors:
+            def after(verdict: Verdict, query: Query = query) -> Heads:
                 return head.after(query, verdict.tokens)
 
             assert isinstance(own, LlamaScores)
-            found.append(replace(own, own=propose(query, own, after, MOST_TOKENS)))
+            proposed = propose(query, own, after, head.most_tokens)
+            found.append(replace(own, own=head.accounted(proposed)))
         return found
 
     # --- parts
