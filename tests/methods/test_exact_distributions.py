@@ -45,7 +45,14 @@ QUICK = (
 LEARNING = [name for name in METHODS if METHODS[name]().learns]
 DRAFTING = [name for name in METHODS if name != "ar"]
 WITH_SETTINGS = ("duo:3", "pearl:3", "recycling:3", "lookup:3:1", "sps:3:0.5")
-ALIKE = ("hydra", "eagle", "eagle3")  # all heads share a loop with medusa's and mtp's
+ALIKE = (
+    "hydra",
+    "eagle",
+    "eagle3",
+    "dflash",
+    "dflash2",
+    "dspark",
+)  # all heads share a loop with medusa's and mtp's
 WITNESSED = [
     pytest.param(name, marks=pytest.mark.slow) if name in (*ALIKE, "pearl") else name
     for name in DRAFTING

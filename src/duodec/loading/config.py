@@ -77,7 +77,7 @@ class EngineConfig:
         Parameter(
             "Heads trained for the target, which propose tokens from its hidden states: for torch "
             "a folder, or hf:owner/repo, of Medusa, Hydra or EAGLE; for llama.cpp a GGUF file of "
-            "EAGLE-3. See docs/methods.md.",
+            "EAGLE-3, DFlash, DFlash2 or DSpark. See docs/methods.md.",
             "Models",
             metavar="MODEL",
         ),

@@ -21,7 +21,7 @@ from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.memory import MemoryUse
 from duodec.loading.placing import PlacedDrafter
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
-from duodec.loading.vetting import vetted
+from duodec.loading.vetting import vetted, vetted_head
 from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing, available_cores, keep_to
@@ -166,7 +166,7 @@ def load_target(
         refuse_encoder(target.file.path)
         loaded = load_llama(
             target.vetted().path, target.config, on_warning, taken_bytes=taken_bytes,
-            heads_path=target.heads,
+            heads_path=vetted_head(target.heads, target.file) if target.heads else None,
         )  # fmt: skip
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template

@@ -131,7 +131,7 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
         if Path(config.heads).is_dir():
             raise BadOption(
                 f"heads is {config.heads}, a folder, which only targets on torch read; with "
-                "llama.cpp name the GGUF file of an EAGLE-3 head, or set target_backend=torch"
+                "llama.cpp name the GGUF file of a head, or set target_backend=torch"
             )
         heads = resolve(config.heads, offline=config.offline).path
     elif config.heads is not None:

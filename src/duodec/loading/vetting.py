@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from duodec import errors
-from duodec.backends.llamacpp.checks.load_probe import REFUSED
+from duodec.backends.llamacpp.checks.load_probe import MODEL, REFUSED, VOCABULARY
 from duodec.backends.llamacpp.checks.self_test import installed_version
 from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.errors import DuodecError, ModelUnreadable
@@ -47,15 +47,32 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
     if file.sha256 is not None or not file.path.is_file():
         return file
     parts = [path for path in parts_of(file.path) if path.is_file()]
-    finding = "vocabulary" if vocabulary_only else "model"
+    finding = VOCABULARY if vocabulary_only else MODEL
     note = CachedCheck(f"tried-{finding}", file.path, f"survived {_versions()}", tuple(parts))
     if note.holds():
         return file
     for path in parts:
         check_header(path)
-    _try(file.path, sum(path.stat().st_size for path in parts), vocabulary_only)
+    _try(file.path, _bytes(parts), finding)
     note.write()
     return file
+
+
+def vetted_head(path: Path, target: ModelFile) -> Path:
+    """A file, if llama.cpp can compute it as a head of this target, which is vetted. Raises
+    ModelUnreadable, or what the trial raised."""
+    parts = [part for part in parts_of(target.path) if part.is_file()]
+    note = CachedCheck("tried-head", path, f"survived {_versions()}", tuple(parts))
+    if note.holds():
+        return path
+    check_header(path)
+    _try(target.path, _bytes([path, *parts]), str(path.absolute()), tried=path)
+    note.write()
+    return path
+
+
+def _bytes(paths: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def _versions() -> str:
@@ -64,8 +81,9 @@ def _versions() -> str:
     return f"llama-cpp-python {installed_version()}, duodec {version('duodec')}"
 
 
-def _try(path: Path, num_bytes: int, vocabulary_only: bool) -> None:
-    arguments = [str(path), str(num_bytes), str(vocabulary_only)]
+def _try(path: Path, num_bytes: int, part: str, *, tried: Path | None = None) -> None:
+    """Try a part of a model's file, or a head for it, which then is the one to blame."""
+    arguments, path = [str(path), str(num_bytes), part], tried or path
     most_s = _LEAST_S + num_bytes / _BYTES_PER_S
     with tempfile.TemporaryFile() as log:
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.families import write_eagle3, write_family
+from fakes.head_rounds import CHAIN, rounds
 
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
@@ -25,7 +26,7 @@ from duodec.backends.llamacpp.target.heads import MtpHead, State
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import Widths
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ComputeFailed, ModelUnreadable
@@ -35,7 +36,6 @@ from duodec.loading.config import EngineConfig
 CHAINS, TREES = "Qwen 3.5", "GLM 4 MoE"  # a hybrid, and one that scores trees
 CALM = 0.03
 PROMPT = "one two three four one two three"
-CHAIN = Likeliest(num_leaves=1, num_candidates=1, depth=3)
 SIZES: Any = {"num_slots": 1, "num_context": 256, "num_threads": 1}
 
 
@@ -78,26 +78,6 @@ def target_of(model: LlamaModel, num_rows: int = 0, head: Any = Counted, **sizes
     sizes = {**SIZES, **sizes}
     kinds = {"open_head": lambda _: head(model, **sizes)} if head else {}
     return LlamaTarget(model, widths=Widths.only(num_rows), **sizes, **kinds)
-
-
-def rounds(target: LlamaTarget, text: Tokens, num_rounds: int) -> tuple[Tokens, int]:
-    """Decode with the head's own chains. Returns the text, and how many drafts came true."""
-    draft, num_accepted = Draft(), 0
-    for _ in range(num_rounds):
-        query = Query(0, text, draft, heads=CHAIN)
-        (scores,) = target.score([query])
-        node, tokens = ROOT, []
-        while True:
-            tokens.append(scores.draw(node + 1).token)
-            child = draft.child(node, tokens[-1])
-            if child is None or child + 1 >= scores.num_rows:
-                break
-            node = child
-        num_accepted += len(tokens) - 1
-        text = np.concatenate([text, np.array(tokens, dtype=np.int32)])
-        tree = scores.proposed().tree
-        draft = Draft(tuple(tree.tokens), tuple(tree.parents))
-    return text, num_accepted
 
 
 def test_a_head_keeps_what_it_has_read_and_takes_back_what_was_refused(
@@ -276,7 +256,10 @@ def test_the_layer_stays_out_of_memory_on_request(folder: Path) -> None:
 # --- EAGLE-3
 
 
-def test_eagle3_is_refused_for_another_target(folder: Path) -> None:
+def test_eagle3_is_refused_for_another_target(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_files, "SHOWN_ARCHITECTURES", frozenset({"llama"}))
     target = write_family(folder / "llama.gguf", "Llama")
     other = write_family(folder / "olmo.gguf", "OLMo 2")
     head = write_eagle3(folder / "eagle.gguf")

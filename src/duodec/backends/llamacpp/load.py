@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from duodec.backends.llamacpp import devices
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
 from duodec.backends.llamacpp.gguf import overrides
-from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
@@ -100,10 +99,8 @@ def load(
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
         has_mtp = config.mtp == "auto" and heads_path is None and head_files.has_mtp(header)
-    if heads_path:
-        check_header(heads_path)
-        if other := head_files.other_target(lib, heads_path, path):
-            on_warning(other)
+    if heads_path and (other := head_files.other_target(lib, heads_path, path)):
+        on_warning(other)
     model = LlamaModel(
         path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
         is_mapped=not config.no_mmap, has_mtp=has_mtp,

@@ -15,23 +15,30 @@ from duodec.backends.llamacpp.embedding.embedder import LlamaEmbedder
 from duodec.backends.llamacpp.embedding.model import PooledModel
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.blocks import open_head
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.errors import DuodecError
 
+MODEL, VOCABULARY = "model", "vocabulary"  # what is tried of a file
 REFUSED = 3  # the exit status of a model that was refused with a word of ours
 _TEXT = "The sky is blue because air scatters\tsunlight.\n\n1 + 1 = 2, naïve <|end|>"
 _MOST_COMPUTED_BYTES = 8 << 30  # larger models are loaded and laid out, and not computed
 _NUM_CONTEXT = 64
 
 
-def main(path: str, num_bytes: str, is_vocabulary_only: str) -> None:
-    """The child's whole life. What is wrong goes to stdout as JSON: class and message."""
+def main(path: str, num_bytes: str, part: str) -> None:
+    """The child's whole life. ``part`` of the file is tried: MODEL, VOCABULARY, or the head in the
+    file of this name, for which the model is the target. What is wrong goes to stdout as JSON:
+    class and message."""
     _limit(2 * int(num_bytes) + (6 << 30))
     try:
-        _try(Path(path), int(num_bytes), is_vocabulary_only == "True")
+        if part in (MODEL, VOCABULARY):
+            _try(Path(path), int(num_bytes), part == VOCABULARY)
+        else:
+            _try_head(Path(path), Path(part))
     except DuodecError as error:
         print(json.dumps([type(error).__name__, str(error)]))
         sys.exit(REFUSED)
@@ -85,3 +92,19 @@ def _try_pooled(path: Path, *, is_computed: bool) -> None:
         texts = [embedder.pair_tokens("the sky", _TEXT), embedder.tokens_of(_TEXT)]
         if is_computed:
             embedder.rows([embedder.cut([*text, 0]) for text in texts])
+
+
+def _try_head(path: Path, head_path: Path) -> None:
+    model = LlamaModel(path, num_gpu_layers=0, packs=False)
+    with closing(model):
+        sizes = {"num_context": _NUM_CONTEXT, "num_threads": 2}
+        context: LlamaContext | LlamaRecurrent
+        if model.is_recurrent:
+            context = LlamaRecurrent(model, num_slots=1, **sizes)
+        else:
+            context = LlamaContext(model, num_sequences=1, max_rows=1, **sizes)
+        with (
+            closing(context),
+            closing(open_head(model, context.handle, head_path, num_slots=1, **sizes)) as head,
+        ):
+            head.step_s()

@@ -160,6 +160,7 @@ class BlockHead(LlamaHead):
         return replace(proposed, num_computed=self.most_tokens)
 
     def step(self, position: int) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, 0, position - 1, -1)  # the last step's block
         self._fuse(0, position - 1, np.zeros((1, self.num_inputs), dtype=np.float32))
         self._compute(0, position, 0)
 

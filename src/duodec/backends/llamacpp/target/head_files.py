@@ -31,11 +31,14 @@ MTP_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
 }
 # whose graphs name the inputs of their layers
 NAMING_ARCHITECTURES = frozenset(
-    {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss"}
-)
-
-# whose graphs do not, and are watched
-WATCHED_ARCHITECTURES = frozenset({"qwen2"})
+    {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2",
+     "nemotron_h"}
+)  # fmt: skip
+# whose graphs do not, and are watched: they end a process that asks for such an input
+WATCHED_ARCHITECTURES = frozenset(
+    {"qwen2", "gemma2", "gemma3", "phi3", "olmo2", "granite", "glm4", "smollm3", "cohere2",
+     "deepseek2", "glm4moe", "mamba2", "granitehybrid", "falcon-h1"}
+)  # fmt: skip
 SHOWN_ARCHITECTURES = NAMING_ARCHITECTURES | WATCHED_ARCHITECTURES
 
 
