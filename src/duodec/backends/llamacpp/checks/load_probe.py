@@ -7,6 +7,7 @@ import resource
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def _try_pooled(path: Path, *, is_computed: bool) -> None:
 def _try_head(path: Path, head_path: Path) -> None:
     model = LlamaModel(path, num_gpu_layers=0, packs=False)
     with closing(model):
-        sizes = {"num_context": _NUM_CONTEXT, "num_threads": 2}
+        sizes: Any = {"num_context": _NUM_CONTEXT, "num_threads": 2}
         context: LlamaContext | LlamaRecurrent
         if model.is_recurrent:
             context = LlamaRecurrent(model, num_slots=1, **sizes)

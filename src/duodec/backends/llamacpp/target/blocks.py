@@ -221,7 +221,7 @@ class BlockSuccessors:
     ) -> None:
         self._head, self._known, self._sequence, self._text = head, known, sequence, text
         self._sampler, self._top_k = sampler, head.block.top_k
-        self._rows: Sequence[State] = ()  # a place each
+        self._rows: State = np.empty((0, 0), dtype=np.float32)  # a place each
         self._place = -1  # for which candidates were asked last
 
     def successors(
@@ -235,7 +235,7 @@ class BlockSuccessors:
             if self._place < len(self._rows):
                 return self._candidates(tree, leaves, count)
         except ComputeFailed:  # nobody needs a draft
-            self._rows = ()
+            self._rows = self._rows[:0]
         return [Candidates() for _ in leaves]
 
     def _candidates(
@@ -255,15 +255,17 @@ class BlockSuccessors:
         """Which of the candidates of the place before a node is; 0 where that does not matter."""
         if leaf == ROOT or not self._top_k:
             return 0
-        return self._chosen(self._place - 1).tolist().index(tree.tokens[leaf])
+        found: list[int] = self._chosen(self._place - 1).tolist()
+        return found.index(tree.tokens[leaf])
 
     def _chosen(self, place: int) -> NDArray[np.int64]:
         """The drafter's own candidates for a place."""
-        return self._rows[place][: self._top_k].astype(np.int64)
+        row: State = self._rows[place]
+        return row[: self._top_k].astype(np.int64)
 
     def _logits(self, number: int) -> State:
         """What stands in the place, after this candidate of the place before."""
-        row = self._rows[self._place]
+        row: State = self._rows[self._place]
         if not self._top_k:
             return row
         scores = row[self._top_k :][: self._top_k**2].reshape(self._top_k, self._top_k)
