@@ -14,10 +14,12 @@ from fakes.command_line import Cli
 from fakes.disks import full_beyond
 from fakes.embedders import LetterEmbedder
 from fakes.pooled_models import RANK, write_bert
-from fakes.server import until
+from fakes.server import MODEL, running, until
 
 from duodec.backends.loaded import normalised
+from duodec.cli.commands.serve import additional_models, source_of
 from duodec.loading import embedding
+from duodec.loading.config import EngineConfig
 from duodec.loading.embedding import EmbedderUse
 
 LINES = ["why is the sky blue", "hello", "日本 é"]
@@ -155,3 +157,23 @@ def test_ctrl_c_ends_it_with_one_line_and_leaves_no_file(tmp_path: Path) -> None
         _, err = run.communicate(timeout=20)
     assert (run.returncode, err.strip()) == (130, "interrupted")
     assert not list(tmp_path.glob("*rows.npy*"))
+
+
+def test_a_model_of_embeddings_is_a_source_of_a_server(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    config = EngineConfig(num_slots=4)
+    path = write_bert(tmp_path / "model.gguf")
+    models = {"smollm2": config, **additional_models([f"embed={path} -c 50"], config, "smollm2")}
+    told: list[str] = []
+    source = source_of("embed", models, "auto", told.append)
+    assert source.fits(0)
+    assert not source.fits(1 << 60)
+    with running(is_loaded=False, sources={MODEL: source}) as server:
+        server.service.start()
+        told_rows = server.post("/v1/embeddings", {"input": ["hello", "the sky"]}).json()["data"]
+        assert [len(one["embedding"]) for one in told_rows] == [64, 64]
+        assert server.post("/v1/embeddings", {"input": "a " * 60}).status_code == 400
+        shown = server.post("/api/show", {"model": MODEL}).json()
+        assert shown["capabilities"] == ["embedding"]
+        assert shown["details"]["family"] == "bert"
+    assert "texts of 50 tokens" in told[0]

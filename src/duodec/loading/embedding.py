@@ -10,6 +10,7 @@ from duodec.backends.loaded import Embedder
 from duodec.errors import BadOption, ModelUnreadable, warn
 from duodec.loading.config import LLAMA_CPP
 from duodec.loading.resolve import ResolvedTarget
+from duodec.loading.vetting import vetted
 from duodec.models.metadata import ModelMetadata, Use
 
 
@@ -44,7 +45,7 @@ def load_embedder(
         )
     from duodec.backends.llamacpp.embedding.load import load, work_bytes
 
-    path: Path = target.vetted().path
+    path: Path = vetted(target.file).path
     found = load(
         path, config, on_warning, parse_special=config.parse_special, taken_bytes=taken_bytes
     )
@@ -57,4 +58,4 @@ def fits(target: ResolvedTarget, taken_bytes: int) -> bool:
     an estimate. Raises what is wrong with its file."""
     from duodec.backends.llamacpp.embedding.load import fits
 
-    return fits(target.vetted().path, taken_bytes)
+    return fits(vetted(target.file).path, taken_bytes)

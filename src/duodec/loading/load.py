@@ -161,9 +161,7 @@ def load_target(
         loaded = load_torch(target.vetted().path, target.config, on_warning, heads=target.heads)
     else:
         from duodec.backends.llamacpp.load import load as load_llama
-        from duodec.backends.llamacpp.model import refuse_encoder
 
-        refuse_encoder(target.file.path)
         loaded = load_llama(
             target.vetted().path, target.config, on_warning, taken_bytes=taken_bytes,
             heads_path=vetted_head(target.heads, target.file) if target.heads else None,

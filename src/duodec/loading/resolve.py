@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from duodec.backends.cpu import cpu_key
-from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.model import LlamaModel, refuse_encoder
 from duodec.backends.loaded import OpenVocabulary
 from duodec.errors import BadOption, DuodecError
 from duodec.loading.config import LLAMA_CPP, TORCH, EngineConfig
@@ -63,6 +63,8 @@ class ResolvedTarget:
     def vetted(self) -> ModelFile:
         """Its file, of which llama.cpp has read in a process of its own what the backend needs.
         Raises ModelUnreadable."""
+        if self.file.path.is_file():
+            refuse_encoder(self.file.path)
         return vetted(self.file, vocabulary_only=self.backend == TORCH)
 
     def open_vocabulary(self) -> OpenVocabulary:

@@ -68,9 +68,10 @@ def embed(
     quiet: options.Quiet = False,
     config: Annotated[EngineConfig, options.Options(only=_OPTIONS)],
 ) -> None:  # fmt: skip
-    """Compute embeddings of texts: JSON lines to stdout, or a NumPy array to a file.
+    """Compute an embedding of each line of a text.
 
-    They have length 1, and are those that `duodec serve` and llama.cpp's server give.
+    JSON lines to stdout, or a NumPy array to a file. Embeddings have length 1, and are those that
+    `duodec serve` gives.
     """
     from duodec.cli.output import warn
     from duodec.loading.embedding import load_embedder
