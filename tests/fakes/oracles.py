@@ -20,25 +20,24 @@ from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.rows import Row, descending, log_normaliser
 from duodec.core.sampling import noise, sampler
 from duodec.core.sampling.sampler import Tokens
+from duodec.drafting import constants
 from duodec.drafting.continuations import (
     END,
-    FEW,
     Frequent,
     most_frequent,
     most_frequent_of_few,
 )
-from duodec.drafting.recycling import _MAX_CONTEXTS, MAX_ORDER, RecycledRows
-from duodec.drafting.suffix import _MAX_TOKENS, MAX_PLACES, Speculation, Suffixes
+from duodec.drafting.recycling import MAX_ORDER, RecycledRows
+from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.integrations.vllm import speculator
 from duodec.methods import draft_selector
 from duodec.native import ranking
-from duodec.planning import mixing, planner
+from duodec.planning import planner
 from duodec.planning.acceptance import Acceptance
-from duodec.planning.coupling import LEAST, SPREAD, Coupling
-from duodec.planning.mixing import Kind, Mixer
-from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
+from duodec.planning.coupling import LEAST, Coupling
+from duodec.planning.mixing import MOST_LOGIT, Kind, Mixer
+from duodec.planning.selection import Selection
 from duodec.planning.sources import (
-    BY_RANK,
     LENGTHS,
     ContinuationSource,
     End,
@@ -197,7 +196,7 @@ class Rows:
             return None
         order, (tokens, confidences) = known
         acceptance = source.acceptance[order - 1]
-        confidences = confidences or BY_RANK[: len(tokens)]
+        confidences = confidences or constants.BY_RANK[: len(tokens)]
         if source.coupling is None or not tokens:
             return acceptance, tokens, confidences
         depth = len(state) - len(source.end)
@@ -240,7 +239,7 @@ def likely_of_texts(
     that whatever the noise is."""
     found = []
     for likelihood, own in zip(likelihoods, _noise(coupling, tokens, depth), strict=True):
-        likely = math.exp(SPREAD * math.log(max(likelihood, LEAST)))
+        likely = math.exp(constants.SPREAD * math.log(max(likelihood, LEAST)))
         found.append(likelihood / likely * math.exp(-(1.0 - likely) / likely * math.exp(-own)))
     return found
 
@@ -273,7 +272,7 @@ def _proposed(
     selection: Selection, given: Sequence[Any], states: list[Any], value: float
 ) -> dict[int, Proposed]:
     """What sources propose at a node of this value, each token once."""
-    share = SHARE * selection.least / value
+    share = constants.LONE_SHARE * selection.least / value
     found: dict[int, Proposed] = {}
     asked = set()
     for number, (source, state) in enumerate(zip(given, states, strict=True)):
@@ -305,7 +304,7 @@ def _inputs(one: Proposed) -> Iterator[tuple[int, float]]:
 
 
 def _logit(likelihood: float) -> float:
-    p = min(max(likelihood, mixing.LEAST), 1.0 - mixing.LEAST)
+    p = min(max(likelihood, constants.LEAST_OF_LOGIT), 1.0 - constants.LEAST_OF_LOGIT)
     return math.log(p / (1.0 - p))
 
 
@@ -316,16 +315,16 @@ def mixed(mixer: Mixer, one: Proposed) -> float:
     total = 0.0
     for i, own in _inputs(one):
         total += mixer.weights[i] * own
-    return 1.0 / (1.0 + math.exp(-max(-mixing.MOST, min(mixing.MOST, total))))
+    return 1.0 / (1.0 + math.exp(-max(-MOST_LOGIT, min(MOST_LOGIT, total))))
 
 
 def learn_to_mix(mixer: Mixer, one: Proposed, *, is_right: bool) -> None:
     error = is_right - mixed(mixer, one)
     for i, own in _inputs(one):
         gradient = error * own
-        squares = min(mixing.MOST_SQUARES, mixer.squares[i] + gradient * gradient)
+        squares = min(constants.MEMORY, mixer.squares[i] + gradient * gradient)
         mixer.squares[i] = squares
-        mixer.weights[i] += mixing.RATE * gradient / math.sqrt(1.0 + squares)
+        mixer.weights[i] += constants.MIXING_RATE * gradient / math.sqrt(1.0 + squares)
 
 
 class JointMixer(Mixer):
@@ -391,7 +390,7 @@ def grow(
     depth: int,
     *,
     has_branches: bool = True,
-    least: float = LEAST_VALUE,
+    least: float = constants.LEAST_VALUE,
 ) -> None:
     """`duodec.planning.compiled.grow`, of whatever sources."""
     selection.depth, selection.least = depth if num_tokens else 0, least
@@ -464,7 +463,7 @@ def propose(
 class PythonSuffixes:
     """`Suffixes`."""
 
-    def __init__(self, max_depth: int, max_tokens: int = _MAX_TOKENS) -> None:
+    def __init__(self, max_depth: int, max_tokens: int = constants.MAX_STORED) -> None:
         self._max_depth = max_depth
         self._max_tokens = max_tokens
         self._clear()
@@ -511,7 +510,7 @@ class PythonSuffixes:
             best_score = best[3]
             if num_tokens <= best_score:  # no shorter one scores more, and the longer one wins
                 break
-            places = places[-MAX_PLACES:]
+            places = places[-constants.MAX_PLACES :]
             tree = self._after(places, num_tokens, _at_least(min_share * len(places)))
             score = sum(tree.counts) / len(places)
             if score > best_score:
@@ -544,7 +543,7 @@ class PythonSuffixes:
 
     def _after(self, places: _Places, num_tokens: int, min_count: int) -> Frequent:
         """The most frequent tokens after these places."""
-        if len(places) <= FEW:
+        if len(places) <= constants.FEW_WINDOWS:
             lists = [self._tokens[place + 1 : place + 1 + num_tokens].tolist() for place in places]
             padded = [found + [END] * (num_tokens - len(found)) for found in lists]
             return most_frequent_of_few(sorted(padded), num_tokens, min_count)
@@ -602,7 +601,7 @@ class Ranking:
 class PythonRows:
     """`RecycledRows`."""
 
-    def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
+    def __init__(self, max_contexts: int = constants.MAX_CONTEXTS) -> None:
         self._max_contexts = max_contexts
         self._by_order: tuple[dict[tuple[int, ...], Candidates], ...] = tuple(
             {} for _ in range(MAX_ORDER)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.drafting import constants
 from duodec.drafting.continuations import END, most_frequent
 from duodec.drafting.jacobi import NgramPool, Window
 from duodec.drafting.recycling import recycled
@@ -142,7 +143,7 @@ def test_a_suffix_drafts_what_a_suffix_tree_would(texts, text, factor, min_share
     found, by_oracle = (store.speculate(*asked) for store in stores)
     assert as_tuples(found) == as_tuples(by_oracle)
     with pytest.MonkeyPatch.context() as patch:  # by arrays
-        patch.setattr(oracles, "FEW", 0)
+        patch.setattr(constants, "FEW_WINDOWS", 0)
         patch.setattr(oracles, "_MANY_PLACES", 0)
         assert by_oracle == stores[1].speculate(*asked)
     assert found.score == pytest.approx(PlainSuffixes(texts, 5).best(text, factor, min_share))

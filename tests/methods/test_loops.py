@@ -46,9 +46,9 @@ from duodec.drafting.growth import Tree
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
 from duodec.methods.lookup import continuation
-from duodec.methods.loops import inferred_plain_s
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Forward, NoDrafter, Wait
+from duodec.methods.stream import inferred_plain_s
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 

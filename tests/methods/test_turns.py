@@ -18,12 +18,13 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQ
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.turns import InTurns
+from duodec.drafting import constants
 from duodec.drafting.growth import Tree
 from duodec.methods.auto import Auto
 from duodec.methods.request import Request
 from duodec.methods.stream import Stream
 from duodec.planning.costs import Costs
-from duodec.planning.governor import _SAVED, Governor, Sources
+from duodec.planning.governor import Governor, Sources
 
 TABLE = TableModel(seed=7)
 DRAFT = replace(TABLE, noise=0.4)
@@ -258,7 +259,7 @@ def test_a_turn_has_so_many_steps() -> None:
 def test_a_long_text_is_read_when_decoding_has_taken_as_long_as_that_may_save() -> None:
     """The drafter is asked nothing before: its reading would stop the target."""
     prompt = PROMPT * 800
-    read_s = Costs().read_s(len(prompt)) / _SAVED
+    read_s = Costs().read_s(len(prompt)) / constants.SAVED
     made = run(Stream(), num_soon=10**9, prompt=prompt)
     waited_s = made.target.drafter.first_s - FakeClock().now
     assert read_s <= waited_s <= read_s + 5 * PASS_S

@@ -32,6 +32,7 @@ from duodec.core.rows import top
 from duodec.core.sampling import noise
 from duodec.core.sampling.sampler import Context as Before
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
+from duodec.drafting import constants
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
 from duodec.errors import ComputeFailed
@@ -40,7 +41,7 @@ from duodec.native import ranking
 from duodec.native.library import Handle, library
 from duodec.planning import compiled, planner
 from duodec.planning.acceptance import Acceptance
-from duodec.planning.mixing import MOST_SQUARES, Kind, Mixer
+from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.selection import Selection
 from duodec.planning.sources import (
     LENGTHS,
@@ -91,7 +92,7 @@ def mixer(dice: random.Random) -> Mixer:
     made = Mixer()
     for i in range(len(made.weights)):
         made.weights[i] += dice.choice([0.0, dice.gauss(0.0, 1.0)])
-        made.squares[i] = dice.choice([0.0, 50 * dice.random(), MOST_SQUARES])  # full, too
+        made.squares[i] = dice.choice([0.0, 50 * dice.random(), constants.MEMORY])  # full, too
     return made
 
 

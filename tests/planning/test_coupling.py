@@ -14,8 +14,9 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import NUM_CANDIDATES, Candidates, Query
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.drafting import constants
 from duodec.methods.stream import Stream
-from duodec.planning.coupling import SPREAD, Coupling
+from duodec.planning.coupling import Coupling
 from duodec.planning.sources import TextMemory, TextSources
 
 MODEL = TableModel(num_vocab=NUM_CANDIDATES, seed=3)
@@ -62,7 +63,7 @@ def test_deeper_tokens_have_the_noise_of_their_own_position() -> None:
 def test_what_followed_is_likelier_where_its_noise_is_high(likely: float, same: float) -> None:
     """As often as it is expected: in all, and where it is expected to be likely or unlikely. A text
     goes on in the same way, where the token is as likely as ``same``, or otherwise altogether."""
-    assert same == pytest.approx(likely**SPREAD, abs=0.01)
+    assert same == pytest.approx(likely**constants.SPREAD, abs=0.01)
     dice = np.random.default_rng(0)
     row = np.log(np.array([same, *[(1 - same) / 7] * 7], dtype=np.float32))
     expected, right = [], []

@@ -115,6 +115,9 @@ class Stats:
         return median(r.end_s - r.start_s for r in self.rounds[1:])
 
 
+TICK_S = 1e-9  # the least that anything takes: what is divided by is never 0
+
+
 def median(values: Iterable[float]) -> float:
     """The median, NaN of nothing."""
     values = list(values)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
+from duodec.drafting import constants
 
-FEW = 16  # up to so many continuations are counted faster one by one than by columns
 END = -1  # in place of a token: the continuation has ended
 
 
@@ -28,7 +28,7 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
     node is more frequent than its parent, so the nodes are one tree; of two equally frequent nodes
     the one nearer the root comes first.
     """
-    if len(windows) <= FEW:
+    if len(windows) <= constants.FEW_WINDOWS:
         return most_frequent_of_few(windows.tolist(), num_tokens, min_count)
     rows, parents = windows, np.full(len(windows), ROOT)  # a row's node at the depth above
     found: list[tuple[int, int, int]] = []  # (count, token, parent in this list)

@@ -20,18 +20,11 @@ import numpy as np
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.round import TICK_S
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context, Sampler, Tokens
 from duodec.core.traits import Parallel
-
-_LEAVES = (1, 2, 4, 8)
-_REMEMBERED = 32  # steps
-_TICK_S = 1e-9  # the least a step takes; a simulated one may be free
-_NEXT = 1.4  # the estimated cost of twice the leaves, before it is measured
-_FEW, _NUM_BETWEEN = 4, 16  # of each length of chains so many steps, and one among so many
-_FIRST_TRUST, _PRIOR_GUESSES, _NUM_GUESSES = 0.7, 4, 64  # of guesses by mask tokens
-_LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward pass
-
+from duodec.drafting import constants
 
 Seed = tuple[tuple[int, float], ...]
 """Tokens one after the other, and how likely each is, if it is so far."""
@@ -42,10 +35,10 @@ class Tree:
     """A tree of candidates under the text, grown until no node is worth a forward pass."""
 
     num_leaves: int = 0  # expanded in one forward pass; 0: as many as pay
-    num_candidates: int = 16  # of each
-    least_confidence: float = 0.003
-    max_expanded: int = 120  # each may be a leaf, and leaves cost sequence ids
-    depth: int = 32
+    num_candidates: int = constants.CANDIDATES_OF_LEAF  # of each
+    least_confidence: float = constants.LEAST_CONFIDENCE
+    max_expanded: int = constants.MAX_EXPANDED  # each may be a leaf, and leaves cost sequence ids
+    depth: int = constants.MAX_TREE_DEPTH
     seed: Seed = ()
     """What others propose under the text, such as heads of the target: computed at once, whatever
     the model itself holds likely, and grown from."""
@@ -81,13 +74,15 @@ class _Steps:
     def __init__(self, parallel: Parallel | None) -> None:
         self._lengths = (1,) if parallel is None else (1, parallel.num_tokens)
         self._seconds = {
-            (k, length): deque[float](maxlen=_REMEMBERED)
-            for k in _LEAVES
+            (k, length): deque[float](maxlen=constants.WINDOW)
+            for k in constants.LEAVES
             for length in self._lengths
         }
         self._num_steps = Counter(dict.fromkeys(self._lengths, 0))
-        self._gains = deque[float](maxlen=_REMEMBERED)
-        self._overlaps = deque[float]([_FIRST_TRUST] * _PRIOR_GUESSES, maxlen=_NUM_GUESSES)
+        self._gains = deque[float](maxlen=constants.WINDOW)
+        self._overlaps = deque[float](
+            [constants.FIRST_TRUST] * constants.FEW_CHAINS, maxlen=constants.WINDOW
+        )
 
     @property
     def trust(self) -> float:
@@ -116,20 +111,22 @@ class _Steps:
         than what is measured."""
         best, best_rate, first_s = (1, 1), 0.0, 1.0
         rare = min(self._lengths, key=self._num_steps.__getitem__)
-        is_due = self._num_steps[rare] < max(_FEW, self._num_steps.total() / _NUM_BETWEEN)
+        is_due = self._num_steps[rare] < max(
+            constants.FEW_CHAINS, self._num_steps.total() / constants.CHAIN_EVERY
+        )
         for length in (rare,) if is_due else self._lengths:
             gain = 1.0
             if length > 1:
-                first_s *= _NEXT ** log2(length)
+                first_s *= constants.TWICE_THE_LEAVES ** log2(length)
                 gain = fmean(self._gains) if self._gains else float(length)
             expected_s = first_s
-            for k in _LEAVES:
+            for k in constants.LEAVES:
                 if k > max(1, len(values)):
                     break
                 known = self._seconds[k, length]
-                expected_s = median(known) if known else expected_s * _NEXT
+                expected_s = median(known) if known else expected_s * constants.TWICE_THE_LEAVES
                 first_s = expected_s if k == 1 else first_s
-                rate = gain * sum(values[:k]) / max(_TICK_S, expected_s)
+                rate = gain * sum(values[:k]) / max(TICK_S, expected_s)
                 if rate > best_rate:
                     best, best_rate = (k, length), rate
         return best
@@ -185,7 +182,7 @@ class _Growth:
         """Let nodes be expanded, if they are worth it."""
         for node in nodes:
             value = self._values[node]
-            if value < _LEAST_VALUE or self._depths[node] >= self._plan.depth:
+            if value < constants.LEAST_VALUE or self._depths[node] >= self._plan.depth:
                 continue
             if not self._is_chain or node == self.tree.children(self.tree.parents[node])[0]:
                 heapq.heappush(self._edge, (-value, node))
@@ -216,7 +213,7 @@ class _Growth:
         """The likeliest nodes that may be expanded, and how many tokens to draft after each."""
         num_leaves, length = self._plan.num_leaves, 1
         if not num_leaves:
-            values = [-v for v, _ in heapq.nsmallest(_LEAVES[-1], self._edge)]
+            values = [-v for v, _ in heapq.nsmallest(constants.LEAVES[-1], self._edge)]
             num_leaves, length = self.steps.best(values)
         num_leaves = min(self._room, len(self._edge), num_leaves)
         return [heapq.heappop(self._edge)[1] for _ in range(num_leaves)], length
@@ -254,7 +251,7 @@ class _Growth:
             open_ = new.pop(leaf)
             of_leaves += sum(self._values[node] for node in open_)
             for row in chain:
-                if not open_ or self._values[open_[0]] < _LEAST_VALUE:
+                if not open_ or self._values[open_[0]] < constants.LEAST_VALUE:
                     break
                 node, *others = open_
                 self._open(others)
@@ -263,7 +260,7 @@ class _Growth:
             self._open(open_)
         for nodes in new.values():
             self._open(nodes)
-        return 1.0 + of_chains / max(of_leaves, _LEAST_VALUE)
+        return 1.0 + of_chains / max(of_leaves, constants.LEAST_VALUE)
 
     def sow(self, model: DraftModel, request: DraftRequest, seed: Seed) -> bool:
         """Compute a chain under the text in one forward pass, so that the tree has what the model

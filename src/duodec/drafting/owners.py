@@ -6,8 +6,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from duodec.drafting import constants
+
 _T = TypeVar("_T")
-_LEAST = 1024  # that a store counts for, however little it holds
 
 
 class ByOwner(Generic[_T]):
@@ -44,7 +45,7 @@ class ByOwner(Generic[_T]):
         while len(self._stores) > 1:
             shares: Counter[str] = Counter()
             for owner, store in self._stores.items():
-                shares[_holder(owner)] += max(_LEAST, self._size(store))
+                shares[_holder(owner)] += max(constants.LEAST_STORE, self._size(store))
             if shares.total() <= self._most:
                 return
             ((largest, _),) = shares.most_common(1)

@@ -9,18 +9,18 @@ from ctypes import c_int64
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import NUM_CANDIDATES as NUM_CANDIDATES
 from duodec.core.protocols import Candidates
+from duodec.drafting import constants
 from duodec.drafting.owners import ByOwner
 from duodec.native.library import MAX_ORDER as MAX_ORDER
 from duodec.native.library import Handle, address
 
 Adjacency = dict[int, tuple[int, ...]]
 """A token's likeliest successors, best first."""
-_MAX_ROWS = 1 << 18  # of all owners: as many as tokens in the largest vocabularies
 
 
 def adjacencies() -> ByOwner[Adjacency]:
     """Those of each owner of texts."""
-    return ByOwner(dict, len, _MAX_ROWS)
+    return ByOwner(dict, len, constants.MAX_STORED)
 
 
 # The tree of 2408.08696 (release 2.2.2): how many children each node has, breadth first, its
@@ -54,15 +54,12 @@ def recycled(adjacency: Mapping[int, tuple[int, ...]], last: int) -> Draft:
     return Draft(tuple(tokens), tuple(parents))
 
 
-_MAX_CONTEXTS = 1 << 13  # of two tokens and more, each; the latest
-
-
 class RecycledRows:
     """The target's candidates after each context of one to `MAX_ORDER` tokens, from every row that
     it scored: token recycling (2408.08696) with longer contexts where they are known. They are in
     C++ (`native/rows.h`)."""
 
-    def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
+    def __init__(self, max_contexts: int = constants.MAX_CONTEXTS) -> None:
         """Keeps all contexts of one token and the latest ``max_contexts`` of each longer length."""
         self.store = Handle("rows", max_contexts)
 
@@ -73,7 +70,7 @@ class RecycledRows:
     @classmethod
     def by_owner(cls) -> ByOwner[RecycledRows]:
         """Those of each owner of texts."""
-        return ByOwner(cls, len, _MAX_ROWS)
+        return ByOwner(cls, len, constants.MAX_STORED)
 
     def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
         """Add the row that follows ``context``, of which the last `MAX_ORDER` tokens are used."""

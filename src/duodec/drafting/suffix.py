@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 from duodec.core.draft import Draft
 from duodec.core.sampling.sampler import Tokens
+from duodec.drafting import constants
 from duodec.drafting.owners import ByOwner
 from duodec.native.library import Handle, address
-
-_MAX_TOKENS = 1 << 18
-MAX_PLACES = 256  # of a suffix that are counted: the latest
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ _NOTHING = Speculation()
 class Suffixes:
     """Token sequences, searchable by the longest suffix of a text."""
 
-    def __init__(self, max_depth: int, max_tokens: int = _MAX_TOKENS) -> None:
+    def __init__(self, max_depth: int, max_tokens: int = constants.MAX_STORED) -> None:
         """``max_depth``: tokens of a match, and of its continuation, at most; each sequence takes
         so many tokens more. When a sequence ends with more than ``max_tokens`` in all, the older
         half is forgotten."""
@@ -72,7 +70,7 @@ class Suffixes:
     @classmethod
     def by_owner(cls, max_depth: int) -> ByOwner[Suffixes]:
         """Those of each owner, who together have as much memory as one has alone."""
-        return ByOwner(lambda: cls(max_depth), lambda store: store.num_cells, _MAX_TOKENS)
+        return ByOwner(lambda: cls(max_depth), lambda store: store.num_cells, constants.MAX_STORED)
 
     def speculate(
         self, text: Tokens, factor: float, min_share: float, depth: int | None = None
@@ -87,8 +85,8 @@ class Suffixes:
         tokens, parents = array("i", bytes(4 * most)), array("i", bytes(4 * most))
         shares = array("d", bytes(8 * (most + 2)))
         num: int = self.store.library.duodec_suffixes_speculate(
-            self.store.address, address(tail), len(tail), factor, min_share, most, MAX_PLACES,
-            address(tokens), address(parents), address(shares),
+            self.store.address, address(tail), len(tail), factor, min_share, most,
+            constants.MAX_PLACES, address(tokens), address(parents), address(shares),
         )  # fmt: skip
         score, length = shares[num], int(shares[num + 1])
         return Speculation(tokens[:num], parents[:num], shares[:num], score, length)

@@ -20,21 +20,17 @@ from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Drafted
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
+from duodec.drafting import constants
 from duodec.drafting.growth import Seed, Tree
-from duodec.methods.request import PATIENCE, Forward, Need, NoDrafter, Request
+from duodec.methods.request import Forward, Need, NoDrafter, Request
 from duodec.planning.compiled import without
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection
 from duodec.planning.sources import End, HeadSource, Source, TextSources, TreeSource
+from duodec.planning.trial import Trial
 
-# of a forward pass: for finding what the target held likely in its rows, or for keeping them
-_LEARNING_SHARE, _KEEPING_SHARE = 0.03, 0.01
-_NUM_REHEARSED = 2  # verdicts
-_MOST_SEED, _LEAST_SEED = 8, 0.5  # tokens of what heads propose, and how likely all are together
 _NOTHING: Tokens = np.zeros(0, dtype=np.int32)
-_LOOK_AGAIN = 8  # rounds without a draft, after which some draft may pay again
-_LEAST_TURN_S = 0.3  # for which a drafter on the target's cores is waited
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class DraftSelector:
         self._cursor = TreeCursor()  # of the text, in the draft model's tree
         self._is_asked = False  # the drafter knows the text
         self._num_plain = 0  # rounds without a draft, in a row
-        self._num_late = 0  # steps in a row that were waited for in vain
+        self._waiting = Trial()  # for a step of the draft model; it fails where none comes
         self._reading_s = 0.0  # that a draft model in turns was waited for because it read
         self._text = request.text  # that the last forward pass went on from
         self._busy_s = 0.0  # of the drafter, when that began
@@ -150,9 +146,9 @@ class DraftSelector:
             self._ask()
             num_known, num_new = self._cursor.num_under, self._num_unread
             reading_s, step_s = planner.reading_s(num_new), planner.step_s(self._cursor)
-            patience_s = PATIENCE * (step_s + reading_s)
+            patience_s = constants.PATIENCE * (step_s + reading_s)
             if request.takes_turns:  # a step that is left alone goes on while the target computes
-                patience_s = max(patience_s, _LEAST_TURN_S)
+                patience_s = max(patience_s, constants.LEAST_WAIT_S)
             begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
             waited_s = request.clock() - begin_s
@@ -167,16 +163,16 @@ class DraftSelector:
                 self._is_asked = self._cursor.num_under == num_known and not drafted.is_complete
             if self._cursor.num_under == num_known:  # it is dead, reads, has no more to say, or
                 if waited_s > 0.9 * patience_s:  # its step takes longer
-                    self._num_late += 1
+                    self._waiting.fails()
                 # in turns the first one may have read a prompt: it is asked again first
-                if self._num_late > request.takes_turns:
+                if self._waiting.num_failed > request.takes_turns:
                     planner.observe_late_step(self._cursor, patience_s)
-                    self._num_late = 0
+                    self._waiting.pays()  # from now on it promises less
                 break
-            if reading_s and not self._num_late:  # or some of it was read before
+            if reading_s and not self._waiting.num_failed:  # or some of it was read before
                 request.costs.observe_read(num_new, max(0.0, waited_s - step_s))
             texts.memory.drafted[request.slot] = request.owner, text
-            self._num_late = 0
+            self._waiting.pays()
             end = texts.end_to_read(text)
             offer = self._offer(self._cursor, end, offer.others, request.remaining)
         return replace(offer, promised=total, without_waiting=without_waiting) if total else offer
@@ -226,9 +222,10 @@ class DraftSelector:
         lessons = None
         if forward is not None:
             keeps = self._request.traits.keeps_candidates
+            share = constants.KEEPING_SHARE if keeps else constants.LEARNING_SHARE
             lessons = self._texts.lessons(
                 self._text, offer.draft, forward.scores, end, clock=self._request.clock,
-                budget_s=(_KEEPING_SHARE if keeps else _LEARNING_SHARE) * forward.duration_s,
+                budget_s=share * forward.duration_s,
             )  # fmt: skip
         if self._had_heads:
             self._request.defer(partial(self._judge_heads, offer, tokens))  # before others learn
@@ -269,10 +266,10 @@ class DraftSelector:
         tree, judged = self._proposed, self._texts.memory.heads
         seed: list[tuple[int, float]] = []
         value = 1.0
-        for node in TreeCursor(tree).down(_MOST_SEED):
+        for node in TreeCursor(tree).down(self._plan.depth):
             likely = judged.estimate(tree.confidences[node], tree.ranks[node])
             value *= likely
-            if value < _LEAST_SEED:
+            if value < constants.LEAST_SEED:
                 break
             seed.append((tree.tokens[node], likely))
         return tuple(seed)
@@ -287,7 +284,7 @@ class DraftSelector:
                 planner.observe_promise(offer.selection, num, len(tokens) - 1)
         planner.acceptance.learn(cursor.tree, tokens, cursor.node)
         self._num_plain = 0 if len(offer.draft) else self._num_plain + 1
-        if self._num_plain % _LOOK_AGAIN == 0:
+        if self._num_plain % constants.LOOK_AGAIN == 0:
             self.can_pay = self._can_pay()
 
     def _judge_heads(self, offer: Offer, tokens: Sequence[int]) -> None:
@@ -327,7 +324,7 @@ class DraftSelector:
         """Some path of the draft is accepted to its end, and goes on with the likeliest token."""
         inner = set(draft.parents)
         ends = [node for node in range(len(draft)) if node not in inner] or [ROOT]
-        for end in ends[:_NUM_REHEARSED]:
+        for end in ends[: constants.NUM_REHEARSED]:
             path = draft.path_tokens(end)
             below = self._cursor.follow(path)
             if below.is_known:

@@ -7,26 +7,13 @@ runs until the text is full.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from duodec.core.candidates import CandidateTree
 from duodec.core.draft import NO_DRAFT, Draft
-from duodec.core.protocols import NUM_CANDIDATES, Drafted, HeadPlan, Plan, Scores
+from duodec.core.protocols import Drafted, HeadPlan, Plan, Scores
 from duodec.core.sampling.sampler import Tokens
-from duodec.core.traits import Widths
 from duodec.core.verify import Rule, keyed, verify
-from duodec.drafting.growth import Tree
-from duodec.drafting.heads import Likeliest
-from duodec.methods.draft_selector import NO_OFFER, DraftSelector
 from duodec.methods.request import Forward, Loop, Request, Score
-from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import Planner
-from duodec.planning.sources import TextSources
 
-_DEAR = 32  # rounds of rest before a draft model is tried, for each round that a step of it takes
-_NEAR = 2048  # tokens of a text that change a forward pass by a few per cent
-LIKELIEST = Likeliest(num_tokens=Planner.num_tokens)
-"""What a target's own heads propose; the planner decides how deep, and how much is scored."""
 Propose = Callable[[Request], Draft | Plan]
 """What to score after the text: a draft, or a plan for the draft model."""
 Learn = Callable[[Tokens, Draft, Scores], None]
@@ -63,100 +50,6 @@ def serial(
             draft, verdict, forward, num_drafted=len(draft), num_from_model=num_from_model
         )
         learn(text, draft, forward.scores)
-
-
-def streaming(
-    request: Request, planner: Planner, plan: Tree, texts: TextSources, governor: Governor
-) -> Loop:
-    """The drafter never stops: its tree grows under the text while the target scores a part of it.
-
-    When the target is free it takes the likeliest candidates of that tree and of all other
-    sources. The verdict moves the root: what lies under it survives, on both sides. Where little
-    is left, the target waits for draft steps as long as they bring tokens faster than decoding
-    does. ``governor`` says, round by round, which sources take part. Nothing is scored before it
-    is known what plain decoding costs.
-    """
-    selector = DraftSelector(request, planner, plan, texts)
-    begin_s, decoding_s = request.now(), 0.0
-    while request.remaining:
-        most, knows_plain = request.costs.sources(), request.costs.knows_plain
-        if request.takes_turns and not selector.repays_reading(decoding_s, governor):
-            most = min(most, Sources.HEADS)
-        can_pay = selector.can_pay and most != Sources.NONE
-        if governor.first_rests and knows_plain:
-            governor.cut_first_rest(Sources.ALL, _DEAR * request.costs.step_share())
-        sources = governor.sources(most) if can_pay else Sources.NONE
-        planner.allowance = governor.allowance
-        is_early = not request.num_rounds or not knows_plain
-        # on shared cores the drafter prefills the prompt after that, and slows nothing before
-        selector.draft_with_model(
-            sources == Sources.ALL and not (is_early and request.shares_cores)
-        )
-        if is_early:
-            sources = Sources.NONE
-        offer, heads = NO_OFFER, None
-        has_heads = sources >= Sources.HEADS and request.traits.heads
-        if has_heads and texts.memory.beside_others.takes_part():
-            heads = replace(LIKELIEST, least=planner.least_head)
-        planner.heads_s = request.costs.heads_s() if heads else 0.0
-        if sources != Sources.NONE:
-            offer = yield from selector.best()
-        selector.launch(offer, with_heads=heads is not None)
-        draft = offer.draft
-        forward: Forward = yield Score(draft, NUM_CANDIDATES if can_pay else 0, heads=heads)
-        verdict = verify(draft, forward.scores)
-        overlap_s = selector.overlap_s()
-        done = request.commit(
-            draft,
-            verdict,
-            forward,
-            num_drafted=len(draft),
-            num_from_model=offer.num_from_model(verdict.accepted),
-            overlap_s=overlap_s,
-        )
-        reading_s = selector.take_reading_s()
-        seconds, begin_s = request.now() - begin_s - reading_s, request.now()
-        if reading_s:
-            governor.charge(Sources.ALL, reading_s)
-        if request.num_rounds > 1:
-            decoding_s += seconds
-        # the first round prefills the prompt, and what others forbid was not this request's choice
-        if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
-            planner.observe(len(done.tokens), seconds)
-            governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
-            if sources == Sources.NONE:
-                governor.plain_length = len(request.text)
-            elif draft and (plain_s := inferred_plain_s(draft, forward, request, governor)):
-                governor.infer_plain(plain_s)
-        selector.finish_forward(
-            offer,
-            done.tokens,
-            verdict.end,
-            forward if can_pay else None,
-            forward.scores.proposed().tree if heads else CandidateTree(),
-        )
-    texts.memory.decoding.observe(decoding_s, 1)
-
-
-def inferred_plain_s(
-    draft: Draft, forward: Forward, request: Request, governor: Governor
-) -> float | None:
-    """Seconds that a forward pass would have taken without its draft, where that needs no trial:
-    one that is padded to as many rows, or one on a device where nothing computes beside it, as long
-    as the text is about as long as when plain decoding was measured."""
-    if costs_no_rows(draft, request.traits.widths):
-        return forward.duration_s
-    if not request.takes_turns or request.shares_cores:
-        return None
-    if abs(len(request.text) - governor.plain_length) > _NEAR:
-        return None
-    costs = request.costs
-    return forward.duration_s * costs.forward_s(0) / costs.forward_s(len(draft))
-
-
-def costs_no_rows(draft: Draft, widths: Widths) -> bool:
-    """Whether a pass without the draft would have been padded to as many rows."""
-    return bool(widths) and widths.padded(1) == widths.padded(len(draft) + 1)
 
 
 def overlapped(

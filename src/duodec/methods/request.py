@@ -31,11 +31,9 @@ from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.core.turns import InTurns
 from duodec.core.verify import Verdict
+from duodec.drafting import constants
 from duodec.drafting.plans import Chain
 from duodec.planning.costs import Costs
-
-_FRESH_S = 0.002  # after that, what the drafter made is looked at again
-PATIENCE = 3.0  # a draft may take this many times its expected time, then it is left
 
 
 class NoDrafter:
@@ -123,7 +121,7 @@ class Request:
     costs: Costs = field(default_factory=Costs)
     shares_cores: bool = False  # drafter and target compute on the same cores
     takes_turns: bool = False  # and the drafter rests while the target computes
-    max_width: int = 80  # draft tokens that one forward pass may score
+    max_width: int = constants.MAX_DRAFT  # draft tokens that one forward pass may score
     traits: TargetTraits = field(default_factory=TargetTraits)
     clock: Callable[[], float] = perf_counter
     is_end: Callable[[int], bool] = lambda token: False
@@ -210,7 +208,7 @@ class Request:
 
     def collect(self, plan: Plan) -> Generator[Need, Any, Drafted]:
         """Wait, with patience, for the draft that was asked for; what there is when it runs out."""
-        wait_s = PATIENCE * self.costs.draft_s(plan.num_tokens)
+        wait_s = constants.PATIENCE * self.costs.draft_s(plan.num_tokens)
         start_s = self.clock()
         drafted = yield from self.wait(wait_s)
         self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
@@ -236,7 +234,7 @@ class Request:
     def peek_tree(self) -> Drafted:
         """How far the drafter's tree is."""
         (looked_s, drafted), self._looked = self._looked or (-math.inf, Drafted()), None
-        if self.clock() - looked_s > _FRESH_S:
+        if self.clock() - looked_s > constants.FRESH_S:
             drafted = self.drafter.poll(self.slot)
         self.learn_steps(drafted)
         return drafted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duodec.core.draft import Draft
+from duodec.drafting import constants
 from duodec.drafting.continuations import most_frequent
 from duodec.methods.loops import serial
 from duodec.methods.method import Method
@@ -18,10 +19,10 @@ class Rest(Method):
     name = "rest"
     needs_datastore = True
 
-    num_tokens: int = 64
-    max_span: int = 16  # tokens of the suffix
-    min_span: int = 2
-    length: int = 10  # tokens of a continuation
+    num_tokens: int = constants.REST_TOKENS
+    max_span: int = constants.REST_SPAN  # tokens of the suffix
+    min_span: int = constants.REST_LEAST_SPAN
+    length: int = constants.REST_LENGTH  # tokens of a continuation
 
     def decode(self, request: Request) -> Loop:
         def propose(request: Request) -> Draft:

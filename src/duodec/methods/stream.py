@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import Draft
+from duodec.core.protocols import NUM_CANDIDATES, HeadPlan
+from duodec.core.round import Round
+from duodec.core.traits import Widths
+from duodec.core.verify import Verdict, verify
+from duodec.drafting import constants
 from duodec.drafting.growth import Tree
-from duodec.methods.loops import streaming
+from duodec.drafting.heads import Likeliest
+from duodec.methods.draft_selector import NO_OFFER, DraftSelector, Offer
 from duodec.methods.method import Method
-from duodec.methods.request import Loop, Request
+from duodec.methods.request import Forward, Loop, Request, Score
 from duodec.planning.acceptance import HOPED, Acceptance
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner, Waits
 from duodec.planning.sources import TextMemory, TextSources
+
+LIKELIEST = Likeliest(num_tokens=constants.MAX_DRAFT)
+"""What a target's own heads propose; the planner decides how deep, and how much is scored."""
 
 
 class _Always(Governor):
@@ -27,25 +38,58 @@ class _Always(Governor):
 @dataclass(frozen=True)
 class Stream(Method):
     """Ours. Related: SwiftSpec (2506.11309), SSD (2603.03251) and SpecBranch (2506.01979); none of
-    them drafts on a CPU."""
+    them drafts on a CPU.
+
+    The drafter never stops: its tree grows under the text while the target scores a part of it.
+    When the target is free it takes the likeliest candidates of that tree and of all other
+    sources. The verdict moves the root: what lies under it survives, on both sides. Where little
+    is left, the target waits for draft steps as long as they bring tokens faster than decoding
+    does. Nothing is scored before it is known what plain decoding costs.
+    """
 
     name = "stream"
     needs_draft_model = True
     is_overlapped = True
     learns = True
 
-    num_tokens: int = (
-        Planner.num_tokens
-    )  # draft tokens in a forward pass at most; the planner decides how many
-    patience: float = (
-        Planner.patience
-    )  # how much faster than decoding a wait for drafts must yield tokens
+    num_tokens: int = constants.MAX_DRAFT  # in a forward pass; the planner decides how many
+    patience: float = constants.PATIENCE_FOR_STEPS
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: TextMemory = field(default_factory=TextMemory)
     waits: Waits = field(default_factory=Waits)
 
     def decode(self, request: Request) -> Loop:
+        texts = TextSources(
+            self.memory, request.text, request.datastore, request.sampler, request.owner
+        )
+        planner = self._planner(request)
+        selector = DraftSelector(request, planner, self.plan, texts)
+        economy = _Economy(request, planner, texts, selector, self.governor(request))
+        try:
+            while request.remaining:
+                choice = economy.choose()
+                drafts = choice.sources != Sources.NONE
+                offer = (yield from selector.best()) if drafts else NO_OFFER
+                selector.launch(offer, with_heads=choice.heads is not None)
+                forward: Forward = yield Score(
+                    offer.draft, NUM_CANDIDATES if choice.can_pay else 0, heads=choice.heads
+                )
+                verdict = verify(offer.draft, forward.scores)
+                done = request.commit(
+                    offer.draft,
+                    verdict,
+                    forward,
+                    num_drafted=len(offer.draft),
+                    num_from_model=offer.num_from_model(verdict.accepted),
+                    overlap_s=selector.overlap_s(),
+                )
+                economy.learn(choice, offer, forward, verdict, done)
+            self.memory.decoding.observe(economy.decoding_s, 1)
+        finally:
+            texts.end(request.text)
+
+    def _planner(self, request: Request) -> Planner:
         planner = Planner(
             request.costs, self.acceptance, self.num_tokens, self.patience, waits=self.waits
         )
@@ -53,14 +97,113 @@ class Stream(Method):
             # a drafter that rests while the target computes has nothing to lose by being waited
             # for, and shows what it is worth only then
             planner.patience, planner.busy, planner.prior = 1.0, 0.0, HOPED
-        texts = TextSources(
-            self.memory, request.text, request.datastore, request.sampler, request.owner
-        )
-        try:
-            yield from streaming(request, planner, self.plan, texts, self.governor(request))
-        finally:
-            texts.end(request.text)
+        return planner
 
     def governor(self, request: Request) -> Governor:
         """The governor that chooses the sources."""
         return _Always()
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What the drafts of a round come from."""
+
+    sources: Sources
+    most: Sources  # that were possible
+    can_pay: bool  # some draft could
+    heads: HeadPlan | None  # what the target's own heads are to propose after it
+
+
+class _Economy:
+    """Chooses the sources of a completion's rounds, and learns what they brought and cost."""
+
+    def __init__(
+        self,
+        request: Request,
+        planner: Planner,
+        texts: TextSources,
+        selector: DraftSelector,
+        governor: Governor,
+    ) -> None:
+        self._request, self._planner, self._texts = request, planner, texts
+        self._selector, self._governor = selector, governor
+        self._begin_s = request.now()  # of the round
+        self.decoding_s = 0.0  # without the first round, which prefills the prompt
+
+    def choose(self) -> _Choice:
+        """The sources of the next round."""
+        request, planner, governor = self._request, self._planner, self._governor
+        selector = self._selector
+        most, knows_plain = request.costs.sources(), request.costs.knows_plain
+        if request.takes_turns and not selector.repays_reading(self.decoding_s, governor):
+            most = min(most, Sources.HEADS)
+        can_pay = selector.can_pay and most != Sources.NONE
+        if governor.first_rests and knows_plain:  # the longer, the dearer a step is
+            first_rest = constants.FIRST_PAUSE * request.costs.step_share()
+            governor.cut_first_rest(Sources.ALL, first_rest)
+        sources = governor.sources(most) if can_pay else Sources.NONE
+        planner.allowance = governor.allowance
+        is_early = not request.num_rounds or not knows_plain
+        # on shared cores the drafter prefills the prompt after that, and slows nothing before
+        selector.draft_with_model(
+            sources == Sources.ALL and not (is_early and request.shares_cores)
+        )
+        if is_early:
+            sources = Sources.NONE
+        heads, has_heads = None, sources >= Sources.HEADS and request.traits.heads
+        if has_heads and self._texts.memory.beside_others.takes_part():
+            heads = replace(LIKELIEST, least=planner.least_head)
+        planner.heads_s = request.costs.heads_s() if heads else 0.0
+        return _Choice(sources, most, can_pay, heads)
+
+    def learn(
+        self, choice: _Choice, offer: Offer, forward: Forward, verdict: Verdict, done: Round
+    ) -> None:
+        """What the round brought and cost."""
+        request, governor, draft = self._request, self._governor, offer.draft
+        reading_s = self._selector.take_reading_s()
+        seconds, self._begin_s = request.now() - self._begin_s - reading_s, request.now()
+        if reading_s:
+            governor.charge(Sources.ALL, reading_s)
+        # the first round prefills the prompt
+        is_decoding = request.num_rounds > 1
+        self.decoding_s += seconds * is_decoding
+        # what others forbid was not this request's choice
+        if is_decoding and choice.most != Sources.NONE and not request.is_contended:
+            sources, num_tokens = choice.sources, len(done.tokens)
+            self._planner.observe(num_tokens, seconds)
+            governor.observe(
+                sources, num_tokens, seconds, choice.most if choice.can_pay else sources
+            )
+            if sources == Sources.NONE:
+                governor.plain_length = len(request.text)
+            elif draft and (plain_s := inferred_plain_s(draft, forward, request, governor)):
+                governor.infer_plain(plain_s)
+        self._selector.finish_forward(
+            offer,
+            done.tokens,
+            verdict.end,
+            forward if choice.can_pay else None,
+            forward.scores.proposed().tree if choice.heads else CandidateTree(),
+        )
+
+
+def inferred_plain_s(
+    draft: Draft, forward: Forward, request: Request, governor: Governor
+) -> float | None:
+    """Seconds that a forward pass would have taken without its draft, where that needs no trial:
+    one that is padded to as many rows, or one on a device where nothing computes beside it, as long
+    as the text is about as long as when plain decoding was measured."""
+    if costs_no_rows(draft, request.traits.widths):
+        return forward.duration_s
+    if not request.takes_turns or request.shares_cores:
+        return None
+    if abs(len(request.text) - governor.plain_length) > constants.NEAR:
+        return None
+    costs = request.costs
+    return forward.duration_s * costs.forward_s(0) / costs.forward_s(len(draft))
+
+
+def costs_no_rows(draft: Draft, widths: Widths) -> bool:
+    """Whether a pass without the draft would have been padded to as many rows."""
+    return bool(widths) and widths.padded(1) == widths.padded(len(draft) + 1)

@@ -11,18 +11,11 @@ from itertools import accumulate, pairwise
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
+from duodec.drafting import constants
 
-_NUM_BINS = 12  # of confidence
 NUM_RANKS = 4  # first, second, third, later
-PRIOR_WEIGHT = 6.0  # labels that the prior counts as
-# a label of a draft model's candidates: what softmax says is nearly how often they are right, and
-# few labels say less. 368 and 695 places of Qwen2.5-Coder and of SmolLM2: the log loss of the first
-# candidate is 0.368 and 0.467 as the model says, 0.397 and 0.484 with whole labels, 0.376 and 0.471
-# with tenths
-_MODEL_LABEL = 0.1
 # where all bins of confidence but the first begin: finer near 0
-EDGES = [(i / _NUM_BINS) ** 2 for i in range(1, _NUM_BINS)]
-MEMORY = 400.0  # weight of a bin's labels at which old ones fade
+EDGES = [(i / constants.NUM_BINS) ** 2 for i in range(1, constants.NUM_BINS)]
 
 
 @dataclass(frozen=True)
@@ -31,11 +24,11 @@ class Prior:
     first one, the second, the third, and a later one."""
 
     right: tuple[float, float, float, float]
-    weight: float = PRIOR_WEIGHT
+    weight: float = constants.PRIOR_WEIGHT
 
 
-EXPECTED = Prior((0.4, 0.1, 0.05, 0.05))
-HOPED = Prior((0.7, 0.1, 0.05, 0.05), 16.0)
+EXPECTED = Prior(constants.EXPECTED)
+HOPED = Prior(constants.HOPED, constants.HOPED_WEIGHT)
 """Of a draft model that drafts only if it is expected to pay, so that labels cost something."""
 
 
@@ -52,8 +45,10 @@ class Acceptance:
 
     def __init__(self) -> None:
         # the compiled library keeps their addresses: they are never replaced and never grow
-        self.num_right = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)  # labels of 1, by bin and rank
-        self.num_seen = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)
+        self.num_right = array("d", [0.0]) * (
+            constants.NUM_BINS * NUM_RANKS
+        )  # labels of 1, by bin and rank
+        self.num_seen = array("d", [0.0]) * (constants.NUM_BINS * NUM_RANKS)
         # the same for whole sets of candidates: which of them was right, of how many sets
         self._right_by_rank = [0.0] * NUM_RANKS
         self._num_sets = 0.0
@@ -65,15 +60,17 @@ class Acceptance:
         as often as they say, half at least."""
         known = cls()
         for bin_, (low, high) in enumerate(pairwise((0.0, *EDGES, 1.0))):
-            known.num_seen[bin_ * NUM_RANKS] = PRIOR_WEIGHT
-            known.num_right[bin_ * NUM_RANKS] = (2 * share - 1) * PRIOR_WEIGHT * (low + high) / 2
+            known.num_seen[bin_ * NUM_RANKS] = constants.PRIOR_WEIGHT
+            known.num_right[bin_ * NUM_RANKS] = (
+                (2 * share - 1) * constants.PRIOR_WEIGHT * (low + high) / 2
+            )
         return known
 
     def estimate(self, confidence: float, rank: int) -> float:
         """The likelihood that a candidate is the target's token, given that its parent is."""
         cell = _cell(confidence, rank)
-        right = self.num_right[cell] + PRIOR_WEIGHT * confidence
-        return right / (self.num_seen[cell] + PRIOR_WEIGHT)
+        right = self.num_right[cell] + constants.PRIOR_WEIGHT * confidence
+        return right / (self.num_seen[cell] + constants.PRIOR_WEIGHT)
 
     def observe(
         self,
@@ -86,7 +83,7 @@ class Acceptance:
         # a dozen numbers: loops are faster than arrays here
         for confidence, rank, right in zip(confidences, ranks, is_right, strict=True):
             cell = _cell(confidence, rank)
-            if self.num_seen[cell] >= MEMORY:
+            if self.num_seen[cell] >= constants.MEMORY:
                 self.num_right[cell] *= 0.5
                 self.num_seen[cell] *= 0.5
             self.num_right[cell] += weight * right
@@ -104,8 +101,8 @@ class Acceptance:
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
         """Add labels of all candidates of a draft model at a node, best first."""
-        self.observe(confidences, range(len(confidences)), is_right, _MODEL_LABEL)
-        if self._num_sets >= MEMORY:
+        self.observe(confidences, range(len(confidences)), is_right, constants.MODEL_LABEL)
+        if self._num_sets >= constants.MEMORY:
             self._right_by_rank = [right * 0.5 for right in self._right_by_rank]
             self._num_sets *= 0.5
         if any(is_right):

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from duodec.drafting import constants
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.trial import Rate
-
-_FIRST_PROBE = 2  # forward passes: each measures several requests at once
-_TRIAL = 16  # rounds of all requests together
-_LEAST_TRIAL, _MOST_TRIAL = 2, 4  # forward passes
-_CAUTION = 16  # forward passes of a batch before it drafts on shared cores
-_MARGIN = 1.02  # a smaller gain cannot be told from noise
-_HOPELESS = 0.75  # each pass gives every request a token: only slow ones give less a second
-_BACKOFF = 4  # a trial that several requests fail together is not by chance
-_FADE = 0.9  # of how busy the cores were before, with each forward pass
 
 
 def level(num_requests: int) -> int:
@@ -37,12 +29,14 @@ class BatchGovernor:
         self._cores_for_target = cores_for_target
         self._first = Governor(
             [Sources.FREE, Sources.ALL],
-            first_probe=_FIRST_PROBE,
-            first_rests={} if cores_for_target is None else dict.fromkeys(Sources, _CAUTION),
+            first_probe=constants.SOONEST,
+            first_rests={}
+            if cores_for_target is None
+            else dict.fromkeys(Sources, constants.FIRST_REST),
             probes=(Sources.NONE, Sources.FREE),
-            margin=_MARGIN,
-            hopeless=_HOPELESS,
-            backoff=_BACKOFF,
+            margin=constants.MARGIN_OF_BATCH,
+            hopeless=constants.HOPELESS_OF_BATCH,
+            backoff=constants.BACKOFF_OF_BATCH,
         )
         self._regimes: list[_Regime] = []  # of levels 1, 2, ...
         self._now = self._last = _Cycle(0, Sources.ALL, Sources.ALL)
@@ -91,7 +85,7 @@ class BatchGovernor:
         """Of several requests: what one alone finds does not hold for them."""
         while len(self._regimes) < level(num_requests):
             fewer = self._regimes[-1].governor if self._regimes else self._first
-            trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> (1 + len(self._regimes))))
+            trial = constants.TRIAL_OF_BATCH if len(self._regimes) < 2 else constants.SOONEST
             self._regimes.append(_Regime(replace(fewer.anew(), trial=trial)))
         return self._regimes[level(num_requests) - 1]
 
@@ -101,7 +95,9 @@ class _Regime:
     """Batch sizes that are judged together."""
 
     governor: Governor
-    cores: Rate = field(default_factory=lambda: Rate(_FADE))  # busy while no draft model works
+    cores: Rate = field(
+        default_factory=lambda: Rate(constants.FADE)
+    )  # busy while no draft model works
 
     def most(self, cores_for_target: int | None) -> Sources:
         """The most sources allowed."""

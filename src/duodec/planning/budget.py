@@ -20,17 +20,10 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 
 from duodec.core.protocols import Proposed
+from duodec.drafting import constants
 from duodec.planning.batch_governor import BatchGovernor, level
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
-
-_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
-_PATIENCE = 0.25  # of a forward pass
-_WINDOW = 64  # forward passes that the line is fitted to
-_PRIOR_WEIGHT = 8.0  # squared rows
-_FIRST_BUDGETS = (4, 12, 28)  # draft tokens of the first passes that have any
-_LEAST_SHARE = 2  # of them, for a request
-_PRIOR_SHARE = 0.25  # of a row's average cost: expected of one more row
 
 
 class Line:
@@ -47,7 +40,7 @@ class Line:
         seen = self._seen[is_drafted]
         seen.append((num_rows, seconds))
         self._count(num_rows, seconds, 1)
-        if len(seen) > _WINDOW:
+        if len(seen) > constants.WINDOW:
             self._count(*seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:
@@ -57,8 +50,11 @@ class Line:
         mean_rows, mean_s = self._n / num, self._s / num
         spread = self._nn - self._n * mean_rows
         common = self._ns - self._n * mean_s
-        prior_s = _PRIOR_SHARE * mean_s / mean_rows
-        row_s = max(0.0, (common + _PRIOR_WEIGHT * prior_s) / (spread + _PRIOR_WEIGHT))
+        prior_s = constants.ROW_PRIOR * mean_s / mean_rows
+        row_s = max(
+            0.0,
+            (common + constants.ROW_PRIOR_WEIGHT * prior_s) / (spread + constants.ROW_PRIOR_WEIGHT),
+        )
         return max(mean_s + row_s * (num_rows - mean_rows), row_s)
 
     def _count(self, n: int, s: float, times: int) -> None:
@@ -148,7 +144,7 @@ class BatchBudget:
     def patience_s(self) -> float:
         """How long a forward pass waits for requests that are not ready yet."""
         usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
-        return min(max(_PATIENCE * usual_s, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
+        return min(constants.PATIENCE_OF_BATCH * usual_s, constants.MOST_PATIENCE_S)
 
     def forward_s(self, slot: int, num_tokens: int) -> float:
         """F(n) of the slot's planner: T(n) itself if no other slot is active."""
@@ -167,12 +163,12 @@ class BatchBudget:
         """Draft tokens that a request may have scored in the next forward pass."""
         num_requests = len(self._rows)
         num_drafted = self._num_drafted[level(num_requests)]
-        if num_requests < 2 or num_drafted >= len(_FIRST_BUDGETS):
+        if num_requests < 2 or num_drafted >= len(constants.FIRST_BUDGETS):
             return sys.maxsize
-        budget = _FIRST_BUDGETS[num_drafted]
+        budget = constants.FIRST_BUDGETS[num_drafted]
         # more may have been given when there were more requests, whose budget was larger
         left = max(0, budget - self._given)
-        share = min(left, max(_LEAST_SHARE, budget // num_requests))
+        share = min(left, max(2, budget // num_requests))
         self._given += share
         return share
 

@@ -8,20 +8,15 @@ from functools import lru_cache, partial
 from itertools import chain
 from struct import Struct
 
+from duodec.drafting import constants
 from duodec.drafting.recycling import MAX_ORDER
-from duodec.drafting.suffix import MAX_PLACES
 from duodec.native.library import Numbers, address, library
-from duodec.planning import mixing
-from duodec.planning.acceptance import EDGES, MEMORY, NUM_RANKS, PRIOR_WEIGHT, Acceptance
-from duodec.planning.coupling import LEAST, SPREAD, Coupling
-from duodec.planning.mixing import Kind
-from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
+from duodec.planning.acceptance import EDGES, NUM_RANKS, Acceptance
+from duodec.planning.coupling import LEAST, Coupling
+from duodec.planning.mixing import MOST_LOGIT, Kind
+from duodec.planning.selection import Selection
 from duodec.planning.sources import (
-    BY_RANK,
-    FACTOR,
     LENGTHS,
-    MAX_DEPTH,
-    MIN_SHARE,
     End,
     HeadSource,
     MatchSource,
@@ -35,16 +30,16 @@ from duodec.planning.sources import (
 _CONSTANTS = array(
     "d",
     [
-        PRIOR_WEIGHT,
-        MEMORY,
-        SHARE,
+        constants.PRIOR_WEIGHT,
+        constants.MEMORY,
+        constants.LONE_SHARE,
         LEAST,
-        SPREAD,
-        mixing.LEAST,
-        mixing.MOST,
-        mixing.RATE,
-        mixing.MOST_SQUARES,
-        *BY_RANK,
+        constants.SPREAD,
+        constants.LEAST_OF_LOGIT,
+        MOST_LOGIT,
+        constants.MIXING_RATE,
+        constants.MEMORY,
+        *constants.BY_RANK,
         *LENGTHS,
         NUM_RANKS,
         len(EDGES),
@@ -65,7 +60,7 @@ def grow(
     depth: int,
     *,
     has_branches: bool = True,
-    least: float = LEAST_VALUE,
+    least: float = constants.LEAST_VALUE,
 ) -> None:
     """Find the likeliest nodes: at most so many, so deep, of at least that value; without branches
     a chain. The sources are the draft model's tree, the recycled rows, and of each other kind one
@@ -85,7 +80,9 @@ def grow(
 
 _FIXED_END = Struct("2q2d2q")
 _MOMENT = Struct("28q7d")
-_FOUND = 1 + (MAX_DEPTH + 2) + MAX_DEPTH  # numbers of what one store of texts proposes
+_FOUND = (
+    1 + (constants.MAX_MATCH + 2) + constants.MAX_MATCH
+)  # numbers of what one store of texts proposes
 
 
 def propose(
@@ -132,7 +129,9 @@ def _fixed(tree: TreeSource, texts: TextSources) -> tuple[bytes, object]:
     ]
     request = _request(Selection([tree, rows, *matches], mixer), [])
     stores = [store.store.address for store, _ in texts.stores]
-    end = _FIXED_END.pack(*stores, FACTOR, MIN_SHARE, MAX_PLACES, MAX_DEPTH)
+    end = _FIXED_END.pack(
+        *stores, constants.MAX_MATCH, constants.MIN_SHARE, constants.MAX_PLACES, constants.MAX_MATCH
+    )
     return request + end, (tables, tree.acceptance, texts.stores)
 
 
@@ -142,10 +141,10 @@ def _found(texts: TextSources, end: End, found: array[float]) -> list[Source]:
     sources: list[Source] = [rows]
     for number, (_, history) in enumerate(texts.stores):
         num, *own = found[number * _FOUND : (number + 1) * _FOUND]
-        shares, count = array("d", own[: MAX_DEPTH + 2]), int(num)
-        nodes = array("i", array("d", own[MAX_DEPTH + 2 :]).tobytes())
+        shares, count = array("d", own[: constants.MAX_MATCH + 2]), int(num)
+        nodes = array("i", array("d", own[constants.MAX_MATCH + 2 :]).tobytes())
         if count:
-            parents = nodes[MAX_DEPTH : MAX_DEPTH + count]
+            parents = nodes[constants.MAX_MATCH : constants.MAX_MATCH + count]
             length = int(shares[count + 1])
             sources.append(
                 MatchSource(nodes[:count], parents, shares[:count], length, history, rows.coupling)

@@ -9,29 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from duodec.core.round import median
+from duodec.core.round import TICK_S, median
+from duodec.drafting import constants
 from duodec.planning.governor import Sources
 from duodec.planning.trial import Trial
-
-_WINDOW = 32  # rounds remembered
-_UNKNOWN_DRAFT_S = 0.3  # expected before the first measurement
-_UNKNOWN_BUDGET = 4
-_UNKNOWN_FORWARD_S = 0.03
-_FIRST_TOKENS = 7  # tried where nothing is known at all
-_FEWEST = 3  # forward passes that make a median
-_AS_MANY = 3  # forward passes that one measured before the first text counts as
-_LATELY = 8  # forward passes
-_TICK_S = 1e-9  # the least one takes
-_PLAIN = 2  # forward passes without a draft, before the first with one
-_STEEPEST, _STEP = 1.14, 1.75  # one slow pass: T(n) grows as n ** 1.14 at most, or by a step
-_LEAP = 8  # passes with drafts, then a wider one may be tried as if it cost no more
-_PLATEAU = 1.15  # it did not cost much more
-_MAX_LEAP = 1024
-_CLIFF = 0.4  # of a pass without a draft: a row beyond the widest measured may cost as much
-_STALE = 512  # passes, all widths together, after which a width is measured anew
-_UNKNOWN_STEP_S = 0.003
-_READ_IN_A_STEP = 4.0  # tokens that a draft model reads in the time of a step, at least: 4 to 16
-
 
 _Width = tuple[int, float]
 """Draft tokens, and the seconds of a forward pass over them."""
@@ -40,7 +21,7 @@ _Width = tuple[int, float]
 class _Recent:
     """The latest observations; their median is computed once."""
 
-    def __init__(self, window: int = _WINDOW) -> None:
+    def __init__(self, window: int = constants.WINDOW) -> None:
         self._values = deque[float](maxlen=window)
         self._median: float | None = None
         self.last = 0  # number of the latest one, among all of its kind
@@ -72,7 +53,7 @@ class _Recent:
 class Costs:
     """Running medians of the seconds of a target's forward pass and of a draft token."""
 
-    cliff: float = _CLIFF
+    cliff: float = constants.CLIFF
     _forward_s: _Recent = field(default_factory=_Recent)
     _token_s: _Recent = field(default_factory=_Recent)
     _step_s: _Recent = field(default_factory=_Recent)
@@ -81,7 +62,7 @@ class Costs:
     _read_token_s: _Recent = field(default_factory=_Recent)
     _heads_s: _Recent = field(default_factory=_Recent)
     _head_level_s: _Recent = field(default_factory=_Recent)
-    _lately: _Recent = field(default_factory=lambda: _Recent(_LATELY))  # without a draft
+    _lately: _Recent = field(default_factory=lambda: _Recent(constants.LATELY))  # without a draft
     # by number of draft tokens, in forward passes without a draft of that time: a machine that
     # warms up, or a text that grows, makes all widths faster or slower
     _by_width: dict[int, _Recent] = field(default_factory=dict)
@@ -99,7 +80,7 @@ class Costs:
         return replace(
             self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[],
             _curve=array("d"), _worst=array("d"), _leap=_Leap(),
-            _lately=_Recent(_LATELY), _heads_s=_Recent(), _head_level_s=_Recent(),
+            _lately=_Recent(constants.LATELY), _heads_s=_Recent(), _head_level_s=_Recent(),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -109,8 +90,8 @@ class Costs:
         if not num_tokens:
             if not self._lately:
                 for own in self._by_width.values():
-                    own.scale(1 / max(seconds, _TICK_S))
-            self._lately.observe(max(seconds, _TICK_S))
+                    own.scale(1 / max(seconds, TICK_S))
+            self._lately.observe(max(seconds, TICK_S))
         self._by_size.setdefault(num_tokens.bit_length(), _Recent()).observe(seconds)
         known = self._by_width.setdefault(num_tokens, _Recent())
         known.observe(seconds / self._plain_s)
@@ -122,7 +103,7 @@ class Costs:
         """Let them know what forward passes were measured to take before the first completion: the
         draft tokens of each, and its seconds."""
         for num_tokens, seconds in known:
-            for _ in range(_AS_MANY):
+            for _ in range(constants.FEWEST):
                 self.observe_forward(seconds, num_tokens)
 
     def teach_rows(self, pass_s: Mapping[int, float]) -> None:
@@ -186,7 +167,7 @@ class Costs:
     @property
     def knows_plain(self) -> bool:
         """T(0) was measured: before that, nothing says whether a draft pays."""
-        return len(self._by_width.get(0, ())) >= _PLAIN
+        return len(self._by_width.get(0, ())) >= constants.SOONEST
 
     def soonest_s(self, num_tokens: int) -> float:
         """The shortest of the latest forward passes over about so many draft tokens; 0 before
@@ -209,7 +190,7 @@ class Costs:
         return self._measured
 
     def _pooled(self) -> list[_Width]:
-        newest = self._leap.num_passes - _STALE
+        newest = self._leap.num_passes - constants.MAX_PAUSE
         pooled: list[tuple[int, float, float]] = []  # the last width of a pool, its cost and weight
         found: list[_Width] = []
         for width in sorted(self._by_width):
@@ -237,10 +218,10 @@ class Costs:
         """The median of a width. One slow pass says little: as long as there are few, T is expected
         to grow by a step, or little faster than the rows."""
         own_s = self._plain_s * (own.median if width else 1.0)
-        if len(own) >= _FEWEST or not below:
+        if len(own) >= constants.FEWEST or not below:
             return own_s
         narrower, narrower_s, _ = below[-1]
-        growth = max(_STEP, ((1 + width) / (1 + narrower)) ** _STEEPEST)
+        growth = max(constants.STEP, ((1 + width) / (1 + narrower)) ** constants.STEEPEST)
         capped: float = min(own_s, narrower_s * growth)
         return capped
 
@@ -259,8 +240,8 @@ class Costs:
         """The curve, up to ``num_tokens`` at least."""
         known = self._known()
         if not known:
-            unknown = [_UNKNOWN_FORWARD_S] * (_FIRST_TOKENS + 1)
-            return unknown + [math.inf] * (num_tokens - _FIRST_TOKENS)
+            unknown = [constants.UNKNOWN_FORWARD_S] * (constants.FIRST_TOKENS + 1)
+            return unknown + [math.inf] * (num_tokens - constants.FIRST_TOKENS)
         (low, low_s), (last, last_s) = known[0], known[-1]
         curve = [low_s] * (low + 1)
         for width, seconds in known[1:]:
@@ -288,13 +269,13 @@ class Costs:
 
     def step_s(self) -> float:
         """Expected seconds of the draft model's next forward pass."""
-        return self._step_s.median if self._step_s else _UNKNOWN_STEP_S
+        return self._step_s.median if self._step_s else constants.UNKNOWN_STEP_S
 
     def step_share(self) -> float:
         """What one takes of a target's forward pass; 1 where either was not measured."""
         if not self._step_s or not self.is_measured:
             return 1.0
-        return self.step_s() / max(_TICK_S, self.forward_s(0))
+        return self.step_s() / max(TICK_S, self.forward_s(0))
 
     def observe_root(self, seconds: float) -> None:
         """Add the work until the successors of a text that no draft had predicted were known."""
@@ -311,7 +292,7 @@ class Costs:
     def read_s(self, num_tokens: int) -> float:
         """Expected seconds for which it reads so many."""
         if not self._read_token_s:
-            return num_tokens * self.step_s() / _READ_IN_A_STEP
+            return num_tokens * self.step_s() / constants.READ_IN_STEP
         return num_tokens * self._read_token_s.median
 
     def observe_heads(self, seconds: float, num_levels: int) -> None:
@@ -338,13 +319,13 @@ class Costs:
         """The draft tokens that fit in one forward pass of the target; at least one
         (2503.00784)."""
         if not self._forward_s or not self._token_s:
-            return _UNKNOWN_BUDGET
+            return constants.FIRST_BUDGETS[0]
         return max(1, round(self._forward_s.median / self._token_s.median))
 
     def draft_s(self, num_tokens: int) -> float:
         """Expected seconds of a draft of so many tokens."""
         if not self._token_s:
-            return _UNKNOWN_DRAFT_S
+            return constants.LEAST_WAIT_S
         return num_tokens * self._token_s.median
 
 
@@ -355,7 +336,11 @@ class _Leap:
     def __init__(self) -> None:
         self.num_passes = 0
         # its time are passes with drafts: where none pays, none is wide enough
-        self._trial = Trial(first_pause=2 * _LEAP, max_pause=_MAX_LEAP, rest=_LEAP)
+        self._trial = Trial(
+            first_pause=2 * constants.LOOK_AGAIN,
+            max_pause=2 * constants.MAX_PAUSE,
+            rest=constants.LOOK_AGAIN,
+        )
 
     @property
     def is_due(self) -> bool:
@@ -372,7 +357,7 @@ class _Leap:
         trial.tick()
         if not known or num_tokens <= known[-1][0]:
             return
-        if seconds <= _PLATEAU * known[-1][1]:
+        if seconds <= constants.PLATEAU * known[-1][1]:
             trial.rest = 0
             if was_due:
                 trial.pays()

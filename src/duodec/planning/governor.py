@@ -12,20 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from duodec.planning.trial import MAX_PAUSE, Rate, Trial
-
-_FADE = 0.94  # of what was measured before, with each round
-_FADE_OF_PROBES = 0.85  # which are few, so that what they say lasts longer
-_TRIAL = 8  # rounds after which a choice is judged
-_SOONEST = 2  # rounds of a trial
-# drafting between two rounds of plain decoding: so many rounds, or the time that so many take of
-# plain decoding, since long rounds make a probe cheap and the machine may have changed meanwhile
-_FIRST_PROBE, _PROBE_EVERY = 4, 48
-_MAX_ALLOWANCE = 16.0  # of what was gained, in rounds of plain decoding
-_SECOND_LOOK = 8  # rounds of simpler choices, before one that has paid for long is tried again
-_RUINED = -0.2  # of the allowance: nothing is drafted
-_REGROWTH = 0.02  # of the allowance, with each round
-_SAVED, _LEAST_SAVED = 0.2, 0.02  # of decoding's time, expected and at least
+from duodec.drafting import constants
+from duodec.planning.trial import Rate, Trial
 
 
 class Sources(IntEnum):
@@ -52,8 +40,8 @@ class Governor:
     """
 
     allowed: Sequence[Sources]
-    trial: int = _TRIAL
-    first_probe: int = _FIRST_PROBE
+    trial: int = constants.LOOK_AGAIN
+    first_probe: int = 4
     first_rests: Mapping[Sources, int] = field(default_factory=dict)
     probes: Sequence[Sources] = (Sources.NONE,)
     margin: float = 1.0
@@ -64,22 +52,25 @@ class Governor:
     plain_length: int = 0  # of the text when plain decoding was measured: at first, while loading
     _trials: dict[Sources, Trial] = field(default_factory=dict)
     _since_probe: float = 0.0
-    _plain: Rate = field(default_factory=lambda: Rate(_FADE))  # rounds of plain decoding
+    _plain: Rate = field(
+        default_factory=lambda: Rate(constants.FADE_OF_TRIALS)
+    )  # rounds of plain decoding
     _num_probes: int = 0
     _since_inferred: float = math.inf  # rounds of drafting since plain decoding was
 
     def __post_init__(self) -> None:
         self._least = self.allowance  # grows back to this
         self._trials = self._trials or {
-            s: Trial(_FADE, self.backoff, rest=self._first_rest(s)) for s in Sources
+            s: Trial(constants.FADE_OF_TRIALS, self.backoff, rest=self._first_rest(s))
+            for s in Sources
         }
 
     def anew(self) -> Governor:
         """A governor that begins with this one's choice and measures everything again."""
         trials = {s: t.anew(max(t.rest, self._first_rest(s))) for s, t in self._trials.items()}
         return replace(
-            self, _trials=trials, _since_probe=0.0, _num_probes=0, _plain=Rate(_FADE),
-            _since_inferred=math.inf,
+            self, _trials=trials, _since_probe=0.0, _num_probes=0,
+            _plain=Rate(constants.FADE_OF_TRIALS), _since_inferred=math.inf,
         )  # fmt: skip
 
     def _first_rest(self, sources: Sources) -> int:
@@ -87,12 +78,12 @@ class Governor:
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         """The sources for the next round, at most ``most``."""
-        best = self._best(most) if self.allowance > _RUINED else Sources.NONE
+        best = self._best(most) if self.allowance > constants.RUINED else Sources.NONE
         if best == Sources.NONE:  # the path of plain decoding is short
             return best
-        inferred = Sources.NONE if self._since_inferred < _PROBE_EVERY else None
+        inferred = Sources.NONE if self._since_inferred < constants.PROBE_EVERY else None
         probes = [s for s in self.probes if s < best and s != inferred and not self._trials[s].rest]
-        probe_after = _PROBE_EVERY if self._num_probes >= len(probes) else self.first_probe
+        probe_after = constants.PROBE_EVERY if self._num_probes >= len(probes) else self.first_probe
         if probes and self._since_probe >= probe_after:
             return probes[self._num_probes % len(probes)]
         return best
@@ -105,7 +96,7 @@ class Governor:
         is_below = sources < self._best(most)
         is_probe = is_plain or (is_below and sources in self.probes)
         trial = self._trials[sources]
-        trial.rate.fade = _FADE_OF_PROBES if is_probe and is_below else _FADE
+        trial.rate.fade = constants.FADE if is_probe and is_below else constants.FADE_OF_TRIALS
         trial.rate.observe(num_tokens, seconds)
         for each in self._trials.values():
             if each.rest:
@@ -125,7 +116,7 @@ class Governor:
         self._since_probe += num_plain
         self._since_inferred += num_plain
         trial.num_tried += 1
-        if trial.num_tried >= min(_SOONEST, self.trial):
+        if trial.num_tried >= min(constants.SOONEST, self.trial):
             self._judge(sources)
 
     def cut_first_rest(self, sources: Sources, num_rounds: float) -> None:
@@ -139,7 +130,7 @@ class Governor:
         as long without its draft, there is nothing to probe."""
         self._since_inferred = 0.0
         for rate in (self._plain, self._trials[Sources.NONE].rate):
-            rate.fade = _FADE
+            rate.fade = constants.FADE_OF_TRIALS
             rate.observe(1, seconds)
 
     def charge(self, sources: Sources, seconds: float) -> None:
@@ -153,8 +144,8 @@ class Governor:
         that after each trial that failed."""
         trial, simpler = self._trials[sources], self._simpler(sources)
         if not simpler or trial.rate.num_rounds < self.trial:
-            return _SAVED * trial.first_pause / trial.pause
-        return max(_LEAST_SAVED, 1.0 - simpler / trial.rate.value)
+            return constants.SAVED * trial.first_pause / trial.pause
+        return max(constants.LEAST_HOPE, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """The best rate of simpler choices."""
@@ -165,8 +156,8 @@ class Governor:
         """What may be lost after a round that gained so many rounds of plain decoding."""
         left = self.allowance
         if left < self._least:
-            left = min(self._least, left + _REGROWTH)
-        return min(left + gained, max(left, _MAX_ALLOWANCE))
+            left = min(self._least, left + 1 / constants.PROBE_EVERY)
+        return min(left + gained, max(left, constants.MAX_ALLOWANCE))
 
     def _best(self, most: Sources) -> Sources:
         best = Sources.NONE
@@ -186,10 +177,10 @@ class Governor:
         has_paid = trial.num_tried > self.trial
         if has_paid and simpler > self._trials[Sources.NONE].rate.value:
             # few probes measured what other drafts bring, and may have been lucky
-            trial.fails(min(trial.pause, _SECOND_LOOK))
+            trial.fails(min(trial.pause, constants.LOOK_AGAIN))
             return
         num_lost = 0
         if not has_paid:
             lost_s = trial.charged_s + trial.rate.seconds - trial.rate.amount / simpler
             num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
-        trial.fails(max(trial.pause, min(num_lost, MAX_PAUSE)))
+        trial.fails(max(trial.pause, min(num_lost, constants.MAX_PAUSE)))

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
+from math import log
 
-LEAST = 1e-4  # of a likelihood, and of what it lacks to 1, for a logit
-MOST = 12.0  # of a logit
-RATE = 0.1  # of learning
-MOST_SQUARES = 300.0  # of a weight's gradients, summed: what is new always counts a little
+from duodec.drafting import constants
+
+MOST_LOGIT = log(1.0 / constants.LEAST_OF_LOGIT - 1.0)
+"""Of a mixture, as of what is mixed."""
 
 
 class Kind(IntEnum):
@@ -35,20 +36,11 @@ class Kind(IntEnum):
     HEADS = 5  # of the target
 
 
-# By kind. Learned where SmolLM2 was drafted for by the shipped draft and Qwen2.5-Coder-1.5B by its
-# 0.5B, on the first 112 and 49 prompts of Spec-Bench. The two agree to 0.4, and either's serve the
-# other as well. A datastore is taken for earlier texts, heads for a draft model.
-_LOGITS = (0.1, -0.1, 0.2, -0.2, -0.2, 0.1)
-_PROPOSED = (0.4, -0.5, 0.5, -0.5, -0.5, 0.4)
-_OTHERS_PROPOSED = (-1.7, -0.1, -0.3, -0.1, -0.1, -1.7)
-_JOINT, _RIVAL = 0.9, -1.7
-
-
 class Mixer:
     """The weights, and the sums of their squared gradients: by kind of source for its logit, where
     it proposes the token, and where it proposes others; of the joint likelihood; of the rival."""
 
     def __init__(self) -> None:
         # the compiled library keeps their addresses: they are never replaced and never grow
-        self.weights = array("d", [*_LOGITS, *_PROPOSED, *_OTHERS_PROPOSED, _JOINT, _RIVAL])
+        self.weights = array("d", constants.MIXING_WEIGHTS)
         self.squares = array("d", bytes(8 * len(self.weights)))

@@ -7,28 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duodec.core.candidates import TreeCursor
+from duodec.core.round import TICK_S
+from duodec.drafting import constants
 from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
 from duodec.planning.compiled import fastest_width, grow, learn, propose
 from duodec.planning.costs import Costs
 from duodec.planning.mixing import Mixer
-from duodec.planning.selection import LEAST_VALUE, Selection
+from duodec.planning.selection import Selection
 from duodec.planning.sources import End, Source, TextSources
 from duodec.planning.trial import Rate
-
-_TICK_S = 1e-9  # the least a forward pass takes
-_NODE_S = 1e-5  # to find one more candidate and to send it: measured
-_HANDOVER_S = 3e-4  # from one process to the other: measured 0.2 ms
-_NO_TREE = 0.25  # likelihood that counts for a tree of one token, where little else is known
-_FADE = 0.9  # of earlier rounds in the running rate
-_SLOW_FADE = 0.98
-_CAUTION = 0.35  # more that a draft must promise for each forward pass lost
-_BET = 0.25  # of the tokens that a draft promises, in forward passes
-_MOST_LOST = 2.0  # forward passes: what one draft may lose of the allowance, and for its promise
-_WITH_A_STEP = 16  # new tokens of a text that go with a step
-_PRIOR_TRUST = 2.0  # tokens that count as promised and come
-_FADE_OF_WAITS = 0.99  # of what waiting promised and brought, with each round
-_PRIOR_OF_WAITS = 1.0  # tokens, likewise
-_LEAST_TRUST = 0.05
 
 
 @dataclass
@@ -37,14 +24,16 @@ class Waits:
     Old rounds fade whether something was waited for or not, so that what did not pay is tried again
     after some hundred rounds."""
 
-    _brought: Rate = field(default_factory=lambda: Rate(_FADE_OF_WAITS))  # of what was promised
+    _brought: Rate = field(
+        default_factory=lambda: Rate(constants.SLOW_FADE)
+    )  # of what was promised
 
     @property
     def trust(self) -> float:
         """What came lately, of what steps promised; more than 1 where they promised too little."""
         came, promised = self._brought.amount, self._brought.seconds
-        share = (came + _PRIOR_OF_WAITS) / (promised + _PRIOR_OF_WAITS)
-        return max(_LEAST_TRUST, share)
+        share = (came + constants.PRIOR_TOKENS) / (promised + constants.PRIOR_TOKENS)
+        return max(constants.LEAST_HOPE, share)
 
     def observe(self, promised: float, brought: float) -> None:
         """Add a round: the tokens that were promised by steps that were waited for, 0 if none was,
@@ -59,20 +48,24 @@ class Planner:
 
     costs: Costs
     acceptance: Acceptance  # of the draft model's candidates
-    num_tokens: int = 80  # draft tokens in a forward pass at most
-    patience: float = 1.75  # how much faster than decoding a wait must yield tokens
+    num_tokens: int = constants.MAX_DRAFT  # draft tokens in a forward pass at most
+    patience: float = (
+        constants.PATIENCE_FOR_STEPS
+    )  # how much faster than decoding a wait must yield tokens
     busy: float = 0.5  # of a step that the drafter ends when it is asked; 0: it rests until then
     prior: Prior = EXPECTED  # of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     waits: Waits = field(default_factory=Waits)
     heads_s: float = 0.0  # that the target's own heads add to the next forward pass
-    _rate: Rate = field(default_factory=lambda: Rate(_FADE))
+    _rate: Rate = field(default_factory=lambda: Rate(constants.FADE))
     # of drafts without candidates of the draft model, and with some
     _promises: Sequence[Rate] = field(
-        default_factory=lambda: [Rate(_FADE, _PRIOR_TRUST, _PRIOR_TRUST) for _ in range(2)]
+        default_factory=lambda: [
+            Rate(constants.FADE, constants.PRIOR_TOKENS, constants.PRIOR_TOKENS) for _ in range(2)
+        ]
     )
-    _without_draft: Rate = field(default_factory=lambda: Rate(_SLOW_FADE, 3.0, 6.0))
+    _without_draft: Rate = field(default_factory=lambda: Rate(constants.SLOW_FADE, 3.0, 6.0))
 
     def select(
         self, sources: Sequence[Source], mixer: Mixer, num_tokens: int, depth: int
@@ -103,7 +96,7 @@ class Planner:
     @property
     def _least(self) -> float:
         """To find a node takes time, in which tokens come without it."""
-        return max(LEAST_VALUE, _NODE_S * self._rate.value)
+        return max(constants.LEAST_VALUE, constants.NODE_S * self._rate.value)
 
     @property
     def rate(self) -> float:
@@ -125,7 +118,7 @@ class Planner:
     def reading_s(self, num_tokens: int) -> float:
         """Expected seconds for which a draft model on the target's cores reads so many new tokens
         of a text; 0 where they go with a step."""
-        return self.costs.read_s(num_tokens) if num_tokens > _WITH_A_STEP else 0.0
+        return self.costs.read_s(num_tokens) if num_tokens > constants.READ_WITH_STEP else 0.0
 
     def repays_reading(self, num_tokens: int, decoding_s: float, saved: float) -> bool:
         """Whether it may read them by now, in a response that has been decoded for ``decoding_s``,
@@ -142,14 +135,16 @@ class Planner:
         that is known."""
         if not (self._rate.value or self.costs.is_measured):
             return 0.0  # it may be that the target needs no time at all
-        rate = self._caution * (self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0)))
+        rate = self._caution * (self._rate.value or 1 / max(TICK_S, self.costs.forward_s(0)))
         if num_scored is None:
             num_scored = self.width(selection)
         row = rate * self.costs.row_s(num_scored)  # of what it brings, in tokens
         least = rate * self.patience * self.step_s(cursor)
         if not cursor.is_expanded:
             reach = self._reach(selection)  # what the others' trees are like, where they are right
-            further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
+            further = max(
+                1.0, (sum(selection.values) + constants.NO_TREE) / (reach + constants.NO_TREE)
+            )
             gained = self._gained((1.0 - reach) * further, row)
         elif self.has_branches:
             # of nodes, one of which comes true
@@ -188,8 +183,8 @@ class Planner:
         if not self.busy:  # in turns the whole wait is measured
             return self.costs.step_s() if cursor.is_expanded else self.costs.root_s()
         if cursor.is_expanded:
-            return self.costs.step_s() + _HANDOVER_S
-        return self.busy * self.costs.step_s() + self.costs.root_s() + _HANDOVER_S
+            return self.costs.step_s() + constants.HANDOVER_S
+        return self.busy * self.costs.step_s() + self.costs.root_s() + constants.HANDOVER_S
 
     def observe_late_step(self, cursor: TreeCursor, seconds: float) -> None:
         """The drafter's next step was waited for so long, and did not arrive. Steps that end after
@@ -272,12 +267,12 @@ def _bounds(trust: float, allowance: float, more_s: float) -> dict[str, float]:
     return {
         "trust": trust,
         "caution": _caution(allowance),
-        "lost": min(_MOST_LOST, max(0.0, allowance)),
-        "most_bet": _MOST_LOST,
-        "bet": _BET,
+        "lost": min(constants.MOST_LOST, max(0.0, allowance)),
+        "most_bet": constants.MOST_LOST,
+        "bet": constants.BET,
         "more_s": more_s,
     }
 
 
 def _caution(allowance: float) -> float:
-    return 1.0 + _CAUTION * max(0.0, 1.0 - allowance)
+    return 1.0 + constants.CAUTION * max(0.0, 1.0 - allowance)

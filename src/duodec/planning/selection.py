@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from duodec.core.draft import Draft
+from duodec.drafting import constants
 from duodec.planning.mixing import Mixer
 from duodec.planning.sources import Source, TreeSource
-
-LEAST_VALUE = 1e-3  # what is less likely is not worth a row
-SHARE = 0.5  # of that, from which one source alone may propose it
 
 
 class Selection:
@@ -35,7 +33,7 @@ class Selection:
         self.values: Sequence[float] = []
         self.reach = 0.0  # likelihood that the next token is among the root's successors
         self.depth = 0  # of nodes whose successors were asked for, at most
-        self.least = LEAST_VALUE  # of a node
+        self.least = constants.LEAST_VALUE  # of a node
         self.is_full = False  # it has as many nodes as were asked for
         self.num_labelled = 0  # tokens whose parent's successors were known
         self.num_without_draft = 0  # of them, those that a source without a model proposed

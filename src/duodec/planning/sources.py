@@ -12,6 +12,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates, Datastore, Scores
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.drafting import constants
 from duodec.drafting.continuations import most_frequent
 from duodec.drafting.owners import ByOwner
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
@@ -21,22 +22,8 @@ from duodec.planning.coupling import Coupling
 from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.trial import Rate, Supplement
 
-MAX_DEPTH = 24
-_FADE = 0.9  # of earlier completions
-FACTOR = float(MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
-MIN_SHARE = 0.05
-LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, ...
-# how often they are expected to go on as before: in the same text, and in earlier completions
-_OWN_EXPECTED = array("d", (0.4, 0.6, 0.8, 0.9, 0.95))
-_EARLIER_EXPECTED = array("d", (0.2, 0.45, 0.7, 0.85, 0.95))
-_MAX_SPAN, _MIN_SPAN = 16, 2  # tokens of a suffix that a datastore is searched for
-_STORED_TOKENS, _STORED_DEPTH = 64, 10  # of what it proposes
-# measured on other texts, before any was seen: how often what a row says after a context of one
-# token comes true, of what it promises
-_AFTER_ONE = 0.5
-BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
-
-
+LENGTHS = tuple(1 << i for i in range(len(constants.OWN_EXPECTED)))
+"""Matches that are judged apart: of one token, 2 or 3, 4 to 7, ..."""
 Context = tuple[int, ...]
 
 
@@ -184,17 +171,21 @@ class TextMemory:
     """What outlives a completion: earlier ones and the target's rows, of which each owner has its
     own, and how often each source was right."""
 
-    earlier: ByOwner[Suffixes] = field(default_factory=lambda: Suffixes.by_owner(MAX_DEPTH))
+    earlier: ByOwner[Suffixes] = field(
+        default_factory=lambda: Suffixes.by_owner(constants.MAX_MATCH)
+    )
     own_matches: MatchHistory = field(
-        default_factory=lambda: MatchHistory(Kind.OWN_TEXT, _OWN_EXPECTED)
+        default_factory=lambda: MatchHistory(Kind.OWN_TEXT, array("d", constants.OWN_EXPECTED))
     )
     earlier_matches: MatchHistory = field(
-        default_factory=lambda: MatchHistory(Kind.EARLIER_TEXTS, _EARLIER_EXPECTED)
+        default_factory=lambda: MatchHistory(
+            Kind.EARLIER_TEXTS, array("d", constants.EARLIER_EXPECTED)
+        )
     )
     rows: ByOwner[RecycledRows] = field(default_factory=RecycledRows.by_owner)
     by_order: tuple[Acceptance, ...] = field(
         default_factory=lambda: (
-            Acceptance.doubting(_AFTER_ONE),
+            Acceptance.doubting(constants.AFTER_ONE),
             *(Acceptance() for _ in range(1, MAX_ORDER)),
         )
     )
@@ -205,7 +196,7 @@ class TextMemory:
     drafted: dict[int, tuple[str, Tokens]] = field(default_factory=dict)
     """By slot, the last text that a draft model in turns has read, and its owner: cached, unless it
     has died."""
-    decoding: Rate = field(default_factory=lambda: Rate(_FADE))
+    decoding: Rate = field(default_factory=lambda: Rate(constants.FADE))
     """The seconds for which a completion is decoded, of each."""
 
 
@@ -227,7 +218,7 @@ class TextSources:
         self.earlier, self._rows = memory.earlier.of(owner), memory.rows.of(owner)
         self._datastore = datastore
         self._sampler = None if sampler is None or sampler.params.is_greedy else sampler
-        self.own = Suffixes(MAX_DEPTH)
+        self.own = Suffixes(constants.MAX_MATCH)
         self._num_prompt = len(text)
         self._num_read = 0
         self.fixed: tuple[bytes, object] | None = None  # what C++ reads of all proposals
@@ -242,23 +233,23 @@ class TextSources:
     def end_to_read(self, text: Tokens) -> End:
         """The end of a text, what is new of which is taken in by whoever is given it next."""
         num_new, self._num_read = len(text) - self._num_read, len(text)
-        tokens = array("i", text[-max(MAX_DEPTH, num_new) :].tobytes())
+        tokens = array("i", text[-max(constants.MAX_MATCH, num_new) :].tobytes())
         return End(tokens, len(text), num_new)
 
     def end_after(self, text: Tokens, tokens: Sequence[int]) -> End:
         """The end of a text that may go on with these."""
-        end = array("i", text[-MAX_DEPTH:].tobytes())
+        end = array("i", text[-constants.MAX_MATCH :].tobytes())
         end.extend(tokens)
         return End(end, len(text) + len(tokens))
 
-    def sources(self, text: Tokens, depth: int = MAX_DEPTH) -> list[Source]:
+    def sources(self, text: Tokens, depth: int = constants.MAX_MATCH) -> list[Source]:
         """The sources at the end of a text, at most so many tokens deep. It may be longer than
         what was read."""
         rows = self.rows(text)
         coupling = rows.coupling
         found: list[Source] = [rows]
         for store, history in self.stores:
-            speculation = store.speculate(text, FACTOR, MIN_SHARE, depth)
+            speculation = store.speculate(text, constants.MAX_MATCH, constants.MIN_SHARE, depth)
             if speculation.tokens:
                 found.append(MatchSource.of(speculation, history, coupling))
         return [*found, *self.stored(text)]
@@ -267,10 +258,13 @@ class TextSources:
         """What a datastore proposes at the end of a text."""
         if self._datastore is not None:
             windows = self._datastore.continuations(
-                text, max_span=_MAX_SPAN, min_span=_MIN_SPAN, length=_STORED_DEPTH
+                text,
+                max_span=constants.REST_SPAN,
+                min_span=constants.REST_LEAST_SPAN,
+                length=constants.REST_LENGTH,
             )
             if len(windows):
-                common = most_frequent(windows, _STORED_TOKENS)
+                common = most_frequent(windows, constants.REST_TOKENS)
                 shares = tuple(count / len(windows) for count in common.counts)
                 own = common.draft.tokens, common.draft.parents, shares
                 coupling = self._coupling(len(text))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FIRST_PAUSE, MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
-# of a supplement: what was measured before fades so with each round, and it is judged after so many
-_SLOW_FADE, _NUM_TRIED = 0.97, 24
+from duodec.drafting import constants
 
 
 @dataclass
@@ -37,8 +35,8 @@ class Trial:
 
     fade: float = 1.0  # of its rate, with each round
     backoff: int = 2
-    first_pause: int = FIRST_PAUSE
-    max_pause: int = MAX_PAUSE
+    first_pause: int = constants.FIRST_PAUSE
+    max_pause: int = constants.MAX_PAUSE
     rest: int = 0  # rounds until it is tried
     num_failed: int = 0  # trials in a row
     num_tried: int = 0  # rounds since it rested
@@ -92,7 +90,7 @@ class Supplement:
     propose. Judged by the tokens that nothing else would have brought. A governor compares rates of
     whole rounds, in which the few percent that weak heads cost or bring are lost."""
 
-    _trial: Trial = field(default_factory=lambda: Trial(_SLOW_FADE))
+    _trial: Trial = field(default_factory=lambda: Trial(constants.SLOW_FADE))
 
     def takes_part(self) -> bool:
         """Whether it does in the next round; asked once a round."""
@@ -104,7 +102,7 @@ class Supplement:
         tokens at this rate."""
         trial = self._trial
         trial.observe(num_tokens, seconds)
-        if trial.num_tried < _NUM_TRIED:
+        if trial.num_tried < constants.TRIAL:
             return
         if trial.rate.amount >= rate * trial.rate.seconds:
             trial.pays()

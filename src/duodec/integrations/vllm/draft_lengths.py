@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duodec.core.round import median
+from duodec.drafting import constants
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import best_width
+from duodec.planning.trial import Trial
 
 _MANY_ROWS = 4  # in a step that shows whether drafting from earlier text only would be better
 _WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 _MOST_WHOLE = 64  # draft tokens of a whole step: larger batches are no slower in parts
-_FEWEST = 3  # whole steps that make a median
-_TRY_AFTER, _TRY_AGAIN = 8, 128  # other steps, until a whole one is tried
+_MAX_PAUSE = 128  # other steps, until a whole one is tried again
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,12 @@ class BatchSize:
     num_whole: int = 0  # 0: no step is whole
     # a step has many rows, of which one more is a small part of what plain decoding takes
     costs: Costs = field(default_factory=lambda: Costs(cliff=0.0))
-    _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
-    _num_parted: int = 0  # steps since a whole one was tried
+    _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=constants.WINDOW))
+    _whole: Trial = field(
+        default_factory=lambda: Trial(
+            first_pause=constants.LOOK_AGAIN, max_pause=_MAX_PAUSE, rest=constants.LOOK_AGAIN
+        )
+    )
 
     def observe(
         self, sources: Sources, drafted: Sequence[int], num_tokens: int, seconds: float
@@ -57,7 +62,7 @@ class BatchSize:
             self._whole_s.append(seconds)
         else:
             self.costs.observe_forward(seconds, sum(drafted))
-            self._num_parted += 1
+            self._whole.tick()
         self.governor.observe(sources, num_tokens, seconds)
         for width in _WIDTHS:  # computed before they are needed
             self.costs.forward_s(width)
@@ -92,15 +97,17 @@ class BatchSize:
             return False
         if any(chain.room < self.num_whole for chain in chains):
             return False
-        is_tried = len(self._whole_s) >= _FEWEST
-        if self._num_parted >= (_TRY_AGAIN if is_tried else _TRY_AFTER):
-            self._num_parted = 0
+        if not self._whole.rest:
+            self._whole.fails()  # until it turns out to be faster
             return True
-        if not is_tried:
+        if len(self._whole_s) < constants.FEWEST:
             return False
         expected = sum(sum(chain.values[: self.num_whole]) for chain in chains)
         seconds = self.costs.forward_s(width)
-        return (1 + expected / num_rows) * seconds > promised * median(self._whole_s)
+        is_better = (1 + expected / num_rows) * seconds > promised * median(self._whole_s)
+        if is_better:
+            self._whole.pays()
+        return is_better
 
 
 class DraftLengths:
