@@ -35,7 +35,7 @@ class Auto(Stream):
                 first_probe=constants.LOOK_AGAIN,
                 trial=constants.TRIAL,
                 probes=probes,
-                hopeless=constants.HOPELESS_IN_TURNS if request.takes_turns else constants.HOPELESS,
+                hopeless=0.0 if request.takes_turns else constants.HOPELESS,
                 margin=constants.MARGIN,
                 pause_per_lost=constants.TRIAL,
                 first_rests={Sources.ALL: constants.FIRST_REST} if request.takes_turns else {},

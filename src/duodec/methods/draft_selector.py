@@ -269,7 +269,7 @@ class DraftSelector:
         for node in TreeCursor(tree).down(self._plan.depth):
             likely = judged.estimate(tree.confidences[node], tree.ranks[node])
             value *= likely
-            if value < constants.LEAST_SEED:
+            if value < 0.5:
                 break
             seed.append((tree.tokens[node], likely))
         return tuple(seed)
