@@ -21,10 +21,10 @@ import torch
 from fakes.tiny_models import WIDTH, write_dense
 
 from duodec.backends.llamacpp.gguf.header import GgufFile
+from duodec.backends.llamacpp.heads.files import TARGET_SHA256
+from duodec.backends.llamacpp.heads.layers import Eagle3Head, State
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target.head_files import TARGET_SHA256
-from duodec.backends.llamacpp.target.heads import Eagle3Head, State
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

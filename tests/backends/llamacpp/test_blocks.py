@@ -19,9 +19,10 @@ from fakes.families import FAMILIES, HEADS, NORM, VOCAB, WIDTH, write_family
 from fakes.head_rounds import rounds
 from numpy.typing import NDArray
 
+from duodec.backends.llamacpp.heads import files as head_files
+from duodec.backends.llamacpp.heads import layers as heads
+from duodec.backends.llamacpp.heads.blocks import open_head
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import head_files, heads
-from duodec.backends.llamacpp.target.blocks import open_head
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

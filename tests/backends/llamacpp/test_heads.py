@@ -18,11 +18,12 @@ from fakes.families import write_eagle3, write_family
 from fakes.head_rounds import CHAIN, rounds
 
 from duodec.backends.llamacpp.gguf.header import Header
+from duodec.backends.llamacpp.heads import files as head_files
+from duodec.backends.llamacpp.heads import layers as heads
+from duodec.backends.llamacpp.heads.files import has_mtp
+from duodec.backends.llamacpp.heads.layers import MtpHead, State
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import head_files, heads
-from duodec.backends.llamacpp.target.head_files import has_mtp
-from duodec.backends.llamacpp.target.heads import MtpHead, State
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query

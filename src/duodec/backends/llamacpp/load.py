@@ -11,10 +11,11 @@ from duodec.backends.llamacpp import devices
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
 from duodec.backends.llamacpp.gguf import overrides
 from duodec.backends.llamacpp.gguf.header import Header
+from duodec.backends.llamacpp.heads import files as head_files
+from duodec.backends.llamacpp.heads import layers as heads
+from duodec.backends.llamacpp.heads.blocks import open_head
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import head_files, heads
-from duodec.backends.llamacpp.target.blocks import open_head
 from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.width_choice import choice_for

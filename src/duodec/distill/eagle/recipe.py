@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.backends.llamacpp.drafts.head import BYTE_PAIRS, Frequency
+from duodec.backends.llamacpp.heads.files import SHOWN_ARCHITECTURES
 from duodec.backends.llamacpp.load import llama_layers
-from duodec.backends.llamacpp.target.head_files import SHOWN_ARCHITECTURES
 from duodec.distill.eagle.layer import EagleLayer, Shape, rows
 from duodec.distill.eagle.states import StatedSample, record_states
 from duodec.distill.eagle.training import NUM_UNROLLED, LayerTraining, used_embeddings

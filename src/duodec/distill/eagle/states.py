@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.backends.llamacpp.heads.files import show_layers
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
-from duodec.backends.llamacpp.target.head_files import show_layers
 from duodec.backends.llamacpp.target.states import HiddenStates, State
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.llamacpp.target.head_files import (
+from duodec.backends.llamacpp.heads.files import (
     EAGLE3,
     TARGET_BYTES,
     TARGET_NAME,

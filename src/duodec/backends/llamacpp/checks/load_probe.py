@@ -15,8 +15,8 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.embedding.embedder import LlamaEmbedder
 from duodec.backends.llamacpp.embedding.model import PooledModel
 from duodec.backends.llamacpp.gguf.header import Header
+from duodec.backends.llamacpp.heads.blocks import open_head
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target.blocks import open_head
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.core.draft import Draft

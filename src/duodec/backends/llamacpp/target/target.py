@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from duodec.backends.llamacpp.heads.layers import LlamaHead
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.chains import LlamaChains
 from duodec.backends.llamacpp.target.copying import LEAST_COPIED, Holder, copy_text, pays
-from duodec.backends.llamacpp.target.heads import LlamaHead
 from duodec.backends.llamacpp.target.padded_slots import LlamaPaddedSlots
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees

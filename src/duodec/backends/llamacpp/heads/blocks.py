@@ -3,7 +3,7 @@
 Such a drafter keeps keys and values of the target's states, of each token that the target has
 computed. Behind them it is given the text's last token and tokens that mask what is to come, and
 says in one pass what stands in the place of each. Its context has a cache of its own, as that of
-the layers in `duodec.backends.llamacpp.target.heads`, which see as much of the target.
+the layers in `duodec.backends.llamacpp.heads.layers`, which see as much of the target.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target.context import Batch, logits
-from duodec.backends.llamacpp.target.head_files import (
+from duodec.backends.llamacpp.heads.files import (
     BLOCKS,
     DFLASH2,
     DSPARK,
@@ -25,13 +23,15 @@ from duodec.backends.llamacpp.target.head_files import (
     DraftLayer,
     kind_of,
 )
-from duodec.backends.llamacpp.target.heads import (
+from duodec.backends.llamacpp.heads.layers import (
     NUM_BATCH,
     Eagle3Head,
     KnownText,
     LlamaHead,
     open_layers,
 )
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.context import Batch, logits
 from duodec.backends.llamacpp.target.states import State
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree

@@ -5,7 +5,7 @@ follows that token; of a token that it proposes itself, it reads its own state i
 target's. It has a context with a cache of its own, which is taken back to the text after each
 verdict, whatever the target's cache is. Nothing is computed while nobody asks for drafts: then the
 target's last states are kept, and read when somebody does. Block drafters, which are such heads,
-too, are in `duodec.backends.llamacpp.target.blocks`.
+too, are in `duodec.backends.llamacpp.heads.blocks`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from time import perf_counter
 import numpy as np
 
 from duodec.backends.interrupts import stoppable
+from duodec.backends.llamacpp.heads.files import EAGLE3, MTP, DraftLayer
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target.context import STOPPED, Batch, Threads, logits
-from duodec.backends.llamacpp.target.head_files import EAGLE3, MTP, DraftLayer
 from duodec.backends.llamacpp.target.states import FINAL, HiddenStates, Staging, State
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
