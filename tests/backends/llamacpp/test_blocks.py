@@ -182,6 +182,10 @@ def test_dflash2_that_must_be_right_is(folder: Path) -> None:
     shapes = {"token_embd": (VOCAB, WIDTH), "output": (VOCAB, WIDTH)}
     head = write_block(folder / "orbit.gguf", "dflash2", weights=weights, shapes=shapes)
     with opened(target, head) as made:
+        expected = [int(following[orbit[0]])]  # which the target says itself
+        while len(expected) < BLOCK:
+            expected.append(int(following[expected[-1]]))
+        assert list(proposed(made, tokens(9, orbit[0])).tree.tokens) == expected[1:]
         _, num_accepted = rounds(made, tokens(orbit[0]), 6, CHAIN)
     assert num_accepted == 5 * (BLOCK - 1)
 
