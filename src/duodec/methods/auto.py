@@ -30,17 +30,17 @@ class Auto(Stream):
                 allowed.append(Sources.HEADS)
                 probes += [Sources.HEADS] * has_drafter  # which they may make superfluous
             allowed += [Sources.ALL] * has_drafter
+            in_turns = request.takes_turns
+            allowance = constants.ALLOWANCE_IN_TURNS if in_turns else constants.ALLOWANCE
             self.governors[key] = Governor(
                 allowed,
                 first_probe=constants.LOOK_AGAIN,
                 trial=constants.TRIAL,
                 probes=probes,
-                hopeless=0.0 if request.takes_turns else constants.HOPELESS,
+                hopeless=0.0 if in_turns else constants.HOPELESS,
                 margin=constants.MARGIN,
                 pause_per_lost=constants.TRIAL,
-                first_rests={Sources.ALL: constants.FIRST_REST} if request.takes_turns else {},
-                allowance=constants.ALLOWANCE_IN_TURNS
-                if request.takes_turns
-                else constants.ALLOWANCE,
+                first_rests={Sources.ALL: constants.FIRST_REST} if in_turns else {},
+                allowance=allowance,
             )
         return self.governors[key]
