@@ -11,19 +11,24 @@ from __future__ import annotations
 
 WINDOW = 32
 """Latest measurements whose median is taken. By judgement."""
+LATELY = 8
+"""Latest forward passes without a draft, by which those of all widths are scaled, since a machine
+that warms up makes all faster. By judgement; a wider window judged early drafts by a cold machine
+(7f73374d)."""
+FEWEST = 3
+"""Forward passes that make a median; one that was measured before the first text counts as so many.
+By judgement."""
 SOONEST = 2
-"""Rounds, or forward passes of one width, that tell something: so many are plain before the first
-draft, and after so many a hopeless choice is dropped. By judgement, within the two plain passes
-that steep curves may cost (`python -m benchmarks grid`). Three passes of a width in place of two
-changed no figure of `auto` on the simulated bed."""
+"""Rounds that tell something: forward passes without a draft before the first draft, and rounds
+after which a hopeless choice is dropped. By judgement, within the bound of two forward passes that
+the tests of steep curves (`python -m benchmarks grid`) set."""
 FADE = 0.9
-"""Of a measured rate, with each round: some 10 rounds count. By judgement; probes had 0.85 before,
-and no curve of the simulated bed noticed."""
+"""Of a rate that follows the text (a request's, a batch's, a completion's), with each round. By
+judgement."""
 FADE_OF_TRIALS = 0.94
-"""The same of what a choice of sources brought while it is tried: some 16 rounds. By judgement."""
+"""Of the rate of a choice of sources, with each round: some 16 rounds count. By judgement."""
 SLOW_FADE = 0.98
-"""Of what is learned of a source, or of waits, with each round. In place of 0.97, 0.98 and 0.99: no
-curve lost more than 0.5%."""
+"""Of what is learned of a source, with each round. By judgement."""
 
 # --- Trials: what may pay is tried, judged and rested (`planning/trial.py`)
 
@@ -37,6 +42,8 @@ rounds in place of 8 let a 4090 decode mathematics at 1.37 times plain decoding'
 The others by judgement."""
 TRIAL = 24
 """Rounds after which `auto` judges a choice, few of which may have had a draft. By judgement."""
+TRIAL_OF_BATCH = 4
+"""Forward passes of a small batch after which a choice is judged. By judgement."""
 PROBE_EVERY = 48
 """Rounds of drafting, or the time that so many take of plain decoding, between two rounds that
 measure plain decoding: 2% of the time. By judgement."""
@@ -46,9 +53,10 @@ completion that is shorter is not slowed by reading its prompt twice (abaf7fbf).
 MARGIN, MARGIN_OF_BATCH = 0.97, 1.02
 """How fast a choice must be beside simpler ones. What drafts nothing may take a moment longer; of a
 batch, a smaller gain cannot be told from noise. By judgement."""
-HOPELESS = 0.75
-"""Of the rate of simpler choices: what is slower is not tried to the end. A draft model in turns
-is, since one draft that is refused has stopped the target (d674739e). By judgement."""
+HOPELESS, HOPELESS_IN_TURNS, HOPELESS_OF_BATCH = 0.6, 0.4, 0.75
+"""Of the rate of simpler choices: what is slower is not tried to the end. A draft in turns that is
+refused has stopped the target (d674739e); each forward pass of a batch gives every request a token,
+so that few are much slower. By judgement."""
 BACKOFF_OF_BATCH = 4
 """How much longer the next rest of a batch is: a trial that several requests fail together is not
 by chance. By judgement."""
@@ -62,6 +70,8 @@ ALLOWANCE, ALLOWANCE_IN_TURNS, MAX_ALLOWANCE = 1.0, 4.0, 16.0
 """Forward passes of plain decoding that drafts may lose before they have gained any, the same of a
 draft model in turns, which has to be tried against its cost, and after they have gained much. On
 steep curves `auto` loses 2 in 50 tokens at most (`python -m benchmarks grid`)."""
+RUINED = -0.2
+"""Of the allowance: below it nothing is drafted. By judgement; on the same grid."""
 CAUTION = 0.35
 """How much more a draft must promise for each forward pass that was lost. By judgement; on the same
 grid."""
@@ -80,6 +90,8 @@ CLIFF = 0.4
 """Of a pass without a draft: what each row beyond the widest measured may cost, since a plateau may
 end in a cliff. On one of 27 ms to 32 rows and 13 ms for each row more, the first 20 tokens came at
 0.6 of plain decoding's speed without it (7aa716de)."""
+STEEPEST, STEP = 1.14, 1.75
+"""T(n) grows as n ** 1.14 at most, or by a step, as far as few passes can tell. By judgement."""
 PLATEAU = 1.15
 """A wider pass that took no more, in times of the widest before, did not cost much more. By
 judgement."""
@@ -111,13 +123,13 @@ the first candidate is 0.368 and 0.467 as the model says, 0.397 and 0.484 with w
 and 0.471 with tenths (3e9c650b)."""
 MEMORY = 400.0
 """Labels of a bin, or squared gradients of a weight, beyond which old ones fade: what is new always
-counts a little. By judgement; no figure of the simulated bed notices 300."""
+counts a little. By judgement."""
 EXPECTED = (0.4, 0.1, 0.05, 0.05)
 """How often a draft model's first, second, third and a later candidate are right, before anything
 is learned. By judgement."""
-HOPED = (0.7, 0.1, 0.05, 0.05)
-"""The same of a draft model in turns, whose labels cost something. By judgement: the first label
-must not end its trial (d674739e)."""
+HOPED, HOPED_WEIGHT = (0.7, 0.1, 0.05, 0.05), 16.0
+"""The same of a draft model in turns, whose labels cost something, and the labels that it counts
+as. By judgement: the first label must not end its trial (d674739e)."""
 
 # --- Mixing what several sources say
 
@@ -148,8 +160,7 @@ LONE_SHARE = 0.5
 """Of that, from which one source alone may propose it. Labels of seven tasks and two models: what
 one source alone proposes comes true 0.6 times as often as it says (abaf7fbf)."""
 MAX_MATCH = 24
-"""Tokens of a match in a text, of what followed it, and of a path in the draft model's tree. By
-judgement."""
+"""Tokens of a match in a text, and of what followed it. By judgement."""
 MAX_PLACES = 256
 """Latest places of a match that are counted. By judgement: the time of a search."""
 MIN_SHARE = 0.05
@@ -166,6 +177,9 @@ BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 REST_TOKENS, REST_SPAN, REST_LEAST_SPAN, REST_LENGTH = 64, 16, 2, 10
 """Tokens that a datastore proposes, of the suffix that it is searched for at most and at least, and
 of a continuation: as REST's release has them (2311.08252)."""
+LEAST_SEED = 0.5
+"""How likely all tokens of heads together must be for the draft model to start from them. By
+judgement."""
 
 # --- Draft steps: whether to wait for one
 
@@ -182,14 +196,15 @@ NO_TREE = 0.25
 """Likelihood that counts for a tree of one token, where little else is known. By judgement; without
 it a tree was taken for ten tokens long, and waited for in vain (525de61d)."""
 PRIOR_TOKENS = 2.0
-"""Tokens that drafts, or waits for drafts, count as having promised and brought. By judgement; 1
-for waits moved no curve by more than 0.9%."""
+"""Tokens that drafts, or waits for drafts, count as having promised and brought. By judgement."""
 LEAST_HOPE = 0.05
 """The least share of what waiting promises that it is believed to bring, and the least share of the
 time that a draft model is believed to save: what is never tried is never measured. By judgement."""
+READ_WITH_STEP = 16
+"""New tokens of a text that a draft model reads with a step, at no cost that counts. By
+judgement."""
 READ_IN_STEP = 4.0
-"""New tokens of a text that a draft model reads in the time of a step, at least; no more are read
-with a step, at no cost that counts. Measured: 4 to 16."""
+"""Tokens that it reads in the time of a step, at least. Measured: 4 to 16."""
 PATIENCE = 3.0
 """A draft may take so many times its expected time, then it is left. By judgement."""
 LEAST_WAIT_S = 0.3
@@ -217,14 +232,14 @@ CANDIDATES_OF_LEAF = 16
 """Of each leaf. In place of 8 they bring 7% at 25 ms a pass and 8% at 100 (9495f03a, 7 prompts)."""
 LEAST_CONFIDENCE = 0.003
 """Of a candidate that is kept. By judgement."""
-MAX_EXPANDED = 120
-"""Nodes that are expanded under a text, at most. By judgement; each may be a leaf, and leaves cost
-sequence ids."""
+MAX_EXPANDED, MAX_TREE_DEPTH = 120, 32
+"""Nodes that are expanded under a text, and their depth, at most. By judgement; each may be a leaf,
+and leaves cost sequence ids."""
 TWICE_THE_LEAVES = 1.4
 """What twice the leaves are expected to cost, before they are measured. By judgement."""
-FEW_CHAINS = 4
-"""Steps of each length of chains by mask tokens that are tried at first, then one in a window; and
-guesses that the first trust counts as. By judgement."""
+FEW_CHAINS, CHAIN_EVERY = 4, 16
+"""Of each length of chains by mask tokens so many steps are tried at first, and then one among so
+many. By judgement."""
 FIRST_TRUST = 0.7
 """Of guesses by mask tokens, before any is compared. By judgement."""
 

@@ -38,7 +38,7 @@ class Tree:
     num_candidates: int = constants.CANDIDATES_OF_LEAF  # of each
     least_confidence: float = constants.LEAST_CONFIDENCE
     max_expanded: int = constants.MAX_EXPANDED  # each may be a leaf, and leaves cost sequence ids
-    depth: int = constants.MAX_MATCH
+    depth: int = constants.MAX_TREE_DEPTH
     seed: Seed = ()
     """What others propose under the text, such as heads of the target: computed at once, whatever
     the model itself holds likely, and grown from."""
@@ -112,7 +112,7 @@ class _Steps:
         best, best_rate, first_s = (1, 1), 0.0, 1.0
         rare = min(self._lengths, key=self._num_steps.__getitem__)
         is_due = self._num_steps[rare] < max(
-            constants.FEW_CHAINS, self._num_steps.total() / constants.WINDOW
+            constants.FEW_CHAINS, self._num_steps.total() / constants.CHAIN_EVERY
         )
         for length in (rare,) if is_due else self._lengths:
             gain = 1.0

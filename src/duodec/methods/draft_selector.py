@@ -269,7 +269,7 @@ class DraftSelector:
         for node in TreeCursor(tree).down(self._plan.depth):
             likely = judged.estimate(tree.confidences[node], tree.ranks[node])
             value *= likely
-            if value < 0.5:
+            if value < constants.LEAST_SEED:
                 break
             seed.append((tree.tokens[node], likely))
         return tuple(seed)

@@ -28,7 +28,7 @@ class Prior:
 
 
 EXPECTED = Prior(constants.EXPECTED)
-HOPED = Prior(constants.HOPED)
+HOPED = Prior(constants.HOPED, constants.HOPED_WEIGHT)
 """Of a draft model that drafts only if it is expected to pay, so that labels cost something."""
 
 

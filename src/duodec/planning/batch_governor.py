@@ -35,7 +35,7 @@ class BatchGovernor:
             else dict.fromkeys(Sources, constants.FIRST_REST),
             probes=(Sources.NONE, Sources.FREE),
             margin=constants.MARGIN_OF_BATCH,
-            hopeless=constants.HOPELESS,
+            hopeless=constants.HOPELESS_OF_BATCH,
             backoff=constants.BACKOFF_OF_BATCH,
         )
         self._regimes: list[_Regime] = []  # of levels 1, 2, ...
@@ -85,7 +85,7 @@ class BatchGovernor:
         """Of several requests: what one alone finds does not hold for them."""
         while len(self._regimes) < level(num_requests):
             fewer = self._regimes[-1].governor if self._regimes else self._first
-            trial = max(constants.SOONEST, constants.LOOK_AGAIN >> (1 + len(self._regimes)))
+            trial = constants.TRIAL_OF_BATCH if len(self._regimes) < 2 else constants.SOONEST
             self._regimes.append(_Regime(replace(fewer.anew(), trial=trial)))
         return self._regimes[level(num_requests) - 1]
 
@@ -95,7 +95,9 @@ class _Regime:
     """Batch sizes that are judged together."""
 
     governor: Governor
-    cores: Rate = field(default_factory=lambda: Rate())  # busy while no draft model works
+    cores: Rate = field(
+        default_factory=lambda: Rate(constants.FADE)
+    )  # busy while no draft model works
 
     def most(self, cores_for_target: int | None) -> Sources:
         """The most sources allowed."""

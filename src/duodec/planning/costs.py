@@ -16,8 +16,6 @@ from duodec.planning.trial import Trial
 
 _Width = tuple[int, float]
 """Draft tokens, and the seconds of a forward pass over them."""
-_Pool = tuple[list[int], float, float]
-"""Widths that cost the same, its seconds, and how many passes say so."""
 
 
 class _Recent:
@@ -64,7 +62,7 @@ class Costs:
     _read_token_s: _Recent = field(default_factory=_Recent)
     _heads_s: _Recent = field(default_factory=_Recent)
     _head_level_s: _Recent = field(default_factory=_Recent)
-    _lately: _Recent = field(default_factory=_Recent)  # without a draft
+    _lately: _Recent = field(default_factory=lambda: _Recent(constants.LATELY))  # without a draft
     # by number of draft tokens, in forward passes without a draft of that time: a machine that
     # warms up, or a text that grows, makes all widths faster or slower
     _by_width: dict[int, _Recent] = field(default_factory=dict)
@@ -82,7 +80,7 @@ class Costs:
         return replace(
             self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[],
             _curve=array("d"), _worst=array("d"), _leap=_Leap(),
-            _lately=_Recent(), _heads_s=_Recent(), _head_level_s=_Recent(),
+            _lately=_Recent(constants.LATELY), _heads_s=_Recent(), _head_level_s=_Recent(),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -105,7 +103,7 @@ class Costs:
         """Let them know what forward passes were measured to take before the first completion: the
         draft tokens of each, and its seconds."""
         for num_tokens, seconds in known:
-            for _ in range(constants.SOONEST):
+            for _ in range(constants.FEWEST):
                 self.observe_forward(seconds, num_tokens)
 
     def teach_rows(self, pass_s: Mapping[int, float]) -> None:
@@ -193,28 +191,39 @@ class Costs:
 
     def _pooled(self) -> list[_Width]:
         newest = self._leap.num_passes - constants.MAX_PAUSE
-        pools: list[_Pool] = []
+        pooled: list[tuple[int, float, float]] = []  # the last width of a pool, its cost and weight
+        found: list[_Width] = []
         for width in sorted(self._by_width):
             own = self._by_width[width]
             if width and own.last < newest:
                 continue
-            widths, seconds, weight = [width], self._width_s(width, own, pools), float(len(own))
-            while pools and pools[-1][1] > seconds:  # noise: more rows seem to cost less
-                narrower, other_s, other = pools.pop()
-                widths = narrower + widths
+            seconds, weight = self._width_s(width, own, pooled), float(len(own))
+            while pooled and pooled[-1][1] > seconds:  # noise: more rows seem to cost less
+                _, other_s, other = pooled.pop()
                 seconds = (seconds * weight + other_s * other) / (weight + other)
                 weight += other
-            pools.append((widths, seconds, weight))
-        return [(width, seconds) for widths, seconds, _ in pools for width in widths]
+            pooled.append((width, seconds, weight))
+            found.append((width, 0.0))
+        costs = iter(pooled)
+        end, seconds, _ = next(costs, (-1, 0.0, 0.0))
+        for i, (width, _) in enumerate(found):
+            if width > end:
+                end, seconds, _ = next(costs)
+            found[i] = width, seconds
+        return found
 
-    def _width_s(self, width: int, own: _Recent, below: Sequence[_Pool]) -> float:
+    def _width_s(
+        self, width: int, own: _Recent, below: Sequence[tuple[int, float, float]]
+    ) -> float:
         """The median of a width. One slow pass says little: as long as there are few, T is expected
-        to double at most, or to grow as its rows."""
+        to grow by a step, or little faster than the rows."""
         own_s = self._plain_s * (own.median if width else 1.0)
-        if len(own) >= constants.SOONEST or not below:
+        if len(own) >= constants.FEWEST or not below:
             return own_s
-        widths, narrower_s, _ = below[-1]
-        return min(own_s, narrower_s * max(2.0, (1 + width) / (1 + widths[-1])))
+        narrower, narrower_s, _ = below[-1]
+        growth = max(constants.STEP, ((1 + width) / (1 + narrower)) ** constants.STEEPEST)
+        capped: float = min(own_s, narrower_s * growth)
+        return capped
 
     @property
     def _slope_s(self) -> float:
@@ -327,7 +336,11 @@ class _Leap:
     def __init__(self) -> None:
         self.num_passes = 0
         # its time are passes with drafts: where none pays, none is wide enough
-        self._trial = Trial(rest=constants.LOOK_AGAIN)
+        self._trial = Trial(
+            first_pause=2 * constants.LOOK_AGAIN,
+            max_pause=2 * constants.MAX_PAUSE,
+            rest=constants.LOOK_AGAIN,
+        )
 
     @property
     def is_due(self) -> bool:

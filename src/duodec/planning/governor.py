@@ -52,22 +52,25 @@ class Governor:
     plain_length: int = 0  # of the text when plain decoding was measured: at first, while loading
     _trials: dict[Sources, Trial] = field(default_factory=dict)
     _since_probe: float = 0.0
-    _plain: Rate = field(default_factory=Rate)  # rounds of plain decoding
+    _plain: Rate = field(
+        default_factory=lambda: Rate(constants.FADE_OF_TRIALS)
+    )  # rounds of plain decoding
     _num_probes: int = 0
     _since_inferred: float = math.inf  # rounds of drafting since plain decoding was
 
     def __post_init__(self) -> None:
         self._least = self.allowance  # grows back to this
         self._trials = self._trials or {
-            s: Trial(constants.FADE, self.backoff, rest=self._first_rest(s)) for s in Sources
+            s: Trial(constants.FADE_OF_TRIALS, self.backoff, rest=self._first_rest(s))
+            for s in Sources
         }
 
     def anew(self) -> Governor:
         """A governor that begins with this one's choice and measures everything again."""
         trials = {s: t.anew(max(t.rest, self._first_rest(s))) for s, t in self._trials.items()}
         return replace(
-            self, _trials=trials, _since_probe=0.0, _num_probes=0, _plain=Rate(),
-            _since_inferred=math.inf,
+            self, _trials=trials, _since_probe=0.0, _num_probes=0,
+            _plain=Rate(constants.FADE_OF_TRIALS), _since_inferred=math.inf,
         )  # fmt: skip
 
     def _first_rest(self, sources: Sources) -> int:
@@ -75,7 +78,7 @@ class Governor:
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         """The sources for the next round, at most ``most``."""
-        best = self._best(most) if self.allowance > 0 else Sources.NONE
+        best = self._best(most) if self.allowance > constants.RUINED else Sources.NONE
         if best == Sources.NONE:  # the path of plain decoding is short
             return best
         inferred = Sources.NONE if self._since_inferred < constants.PROBE_EVERY else None
@@ -93,11 +96,11 @@ class Governor:
         is_below = sources < self._best(most)
         is_probe = is_plain or (is_below and sources in self.probes)
         trial = self._trials[sources]
-        # probes are few: what they say must not last longer
         trial.rate.fade = constants.FADE if is_probe and is_below else constants.FADE_OF_TRIALS
         trial.rate.observe(num_tokens, seconds)
         for each in self._trials.values():
-            each.tick()
+            if each.rest:
+                each.tick()
         if is_plain:
             self._plain.fade = trial.rate.fade
             self._plain.observe(1, seconds)

@@ -118,7 +118,7 @@ class Planner:
     def reading_s(self, num_tokens: int) -> float:
         """Expected seconds for which a draft model on the target's cores reads so many new tokens
         of a text; 0 where they go with a step."""
-        return self.costs.read_s(num_tokens) if num_tokens > constants.READ_IN_STEP else 0.0
+        return self.costs.read_s(num_tokens) if num_tokens > constants.READ_WITH_STEP else 0.0
 
     def repays_reading(self, num_tokens: int, decoding_s: float, saved: float) -> bool:
         """Whether it may read them by now, in a response that has been decoded for ``decoding_s``,

@@ -11,7 +11,7 @@ from duodec.drafting import constants
 class Rate:
     """The total amount over the total seconds; earlier measurements fade with each round."""
 
-    fade: float = constants.FADE
+    fade: float
     amount: float = 0.0
     seconds: float = 0.0
     num_rounds: int = 0

@@ -100,7 +100,7 @@ class BatchSize:
         if not self._whole.rest:
             self._whole.fails()  # until it turns out to be faster
             return True
-        if len(self._whole_s) < constants.SOONEST:
+        if len(self._whole_s) < constants.FEWEST:
             return False
         expected = sum(sum(chain.values[: self.num_whole]) for chain in chains)
         seconds = self.costs.forward_s(width)
