@@ -34,8 +34,16 @@ from fakes.server import Slowed, engine_on_tables
 from pathlib import Path
 from duodec import llm
 from duodec.cli import app
+from duodec.errors import ModelUnreadable
 from duodec.loading import resolve
 from duodec.models import ModelFile
+
+resolve_real = resolve.resolve_target
+
+def resolve_target(config):
+    if config.target == "broken":
+        raise ModelUnreadable("broken.gguf is a picture; pass a model")
+    return resolve_real(config)
 
 def resolve_pair(config):
     file = ModelFile(Path(config.target), config.target, "table", None, None)
@@ -43,15 +51,13 @@ def resolve_pair(config):
 
 def load(pair, *, on_warning, taken_bytes):
     config = pair.config
-    if config.target == "broken":
-        from duodec.errors import ModelUnreadable
-        raise ModelUnreadable("broken.gguf is a picture; pass a model")
     engine = engine_on_tables(num_context=config.context or 4000)
     engine.target = Slowed(engine.target, 0.01)
     engine.num_slots = config.num_slots
     return engine
 
-llm.load, resolve.resolve_pair = load, resolve_pair
+llm.load = load
+resolve.resolve_target, resolve.resolve_pair = resolve_target, resolve_pair
 sys.exit(app.run(["serve", *sys.argv[1:]]))
 """
 

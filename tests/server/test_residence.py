@@ -17,8 +17,9 @@ from fakes.decoding import FakeClock
 
 from duodec.server.errors import ApiError
 from duodec.server.models import registry
-from duodec.server.models.loaded import LoadedModel, ModelLease
+from duodec.server.models.loaded import LoadedModel
 from duodec.server.models.registry import Models, Source
+from duodec.server.models.served import ModelLease, Served
 
 LOADING_S, REQUEST_S, STEP_S, MOST_S = 6.0, 0.2, 0.1, 150.0
 
@@ -43,11 +44,13 @@ class Light:
     def end(self) -> bool:
         return not self.is_busy
 
-    def lease(self) -> ModelLease:
+    def lease(self) -> ModelLease[LoadedModel]:
         self.num_leases += 1
         return ModelLease(cast(LoadedModel, self))
 
     def close(self) -> None: ...
+
+    def free(self) -> None: ...
 
 
 class AtOnce:
@@ -98,7 +101,7 @@ class Client:
 
     def __init__(self, world: World, model: str, num: int = 1, rests_s: float = 0.0) -> None:
         self.world, self.model, self.rests_s = world, model, rests_s
-        self.requests: list[tuple[float, asyncio.Task[ModelLease], list[float]]] = []
+        self.requests: list[tuple[float, asyncio.Task[ModelLease[Served]], list[float]]] = []
         self.next_s = [0.0] * num
         self.took_s: list[float] = []
         self.is_there = True
