@@ -35,7 +35,7 @@ from duodec.native import ranking
 from duodec.planning import planner
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.coupling import LEAST, Coupling
-from duodec.planning.mixing import MOST_LOGIT, Kind, Mixer
+from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.selection import Selection
 from duodec.planning.sources import (
     LENGTHS,
@@ -312,17 +312,17 @@ def mixed(mixer: Mixer, one: Proposed) -> float:
     """How likely it is the target's token."""
     if isinstance(mixer, JointMixer):
         return one.joint
-    total = 0.0
+    total, most = 0.0, constants.MOST_LOGIT
     for i, own in _inputs(one):
         total += mixer.weights[i] * own
-    return 1.0 / (1.0 + math.exp(-max(-MOST_LOGIT, min(MOST_LOGIT, total))))
+    return 1.0 / (1.0 + math.exp(-max(-most, min(most, total))))
 
 
 def learn_to_mix(mixer: Mixer, one: Proposed, *, is_right: bool) -> None:
     error = is_right - mixed(mixer, one)
     for i, own in _inputs(one):
         gradient = error * own
-        squares = min(constants.MEMORY, mixer.squares[i] + gradient * gradient)
+        squares = min(constants.MOST_SQUARES, mixer.squares[i] + gradient * gradient)
         mixer.squares[i] = squares
         mixer.weights[i] += constants.MIXING_RATE * gradient / math.sqrt(1.0 + squares)
 

@@ -27,8 +27,17 @@ FADE = 0.9
 judgement."""
 FADE_OF_TRIALS = 0.94
 """Of the rate of a choice of sources, with each round: some 16 rounds count. By judgement."""
+FADE_OF_PROBES = 0.85
+"""The same where simpler choices are probed: probes are few, so that each says more. By
+judgement."""
 SLOW_FADE = 0.98
-"""Of what is learned of a source, with each round. By judgement."""
+"""Of how often a source without a draft model is right, with each round. By judgement."""
+FADE_OF_SUPPLEMENT, FADE_OF_WAITS = 0.97, 0.99
+"""Of what heads brought beside others, and of what waits for draft steps promised and brought, with
+each round. By judgement; 0.98 for both moves no curve of the simulated bed by more than 0.5%, and
+tasks by more."""
+WINDOW_OF_ROWS = 64
+"""Forward passes to which the line of a batch's rows is fitted. By judgement."""
 
 # --- Trials: what may pay is tried, judged and rested (`planning/trial.py`)
 
@@ -37,8 +46,8 @@ FIRST_PAUSE, MAX_PAUSE = 32, 512
 of the time, later nothing that shows. By judgement."""
 LOOK_AGAIN = 8
 """Rounds after which something is looked at again: simpler choices after a choice that has paid,
-whether any draft can pay, a forward pass wider than those measured. Of the first, 9eedaa15: 32
-rounds in place of 8 let a 4090 decode mathematics at 1.37 times plain decoding's speed, 8 at 1.72.
+whether any draft can pay, a forward pass wider than those measured. Of the first, 9eedaa15: with
+32 rounds a 4090 decodes mathematics at 1.37 times plain decoding's speed, with 8 at 1.72.
 The others by judgement."""
 TRIAL = 24
 """Rounds after which `auto` judges a choice, few of which may have had a draft. By judgement."""
@@ -60,9 +69,12 @@ so that few are much slower. By judgement."""
 BACKOFF_OF_BATCH = 4
 """How much longer the next rest of a batch is: a trial that several requests fail together is not
 by chance. By judgement."""
-SAVED = 0.2
-"""The share of decoding's time that a draft model is expected to save before it is tried. By
-judgement."""
+SAVED, LEAST_SAVED = 0.2, 0.02
+"""The share of decoding's time that a draft model is expected to save before it is tried, and at
+least. By judgement: what is never tried is never measured."""
+FIRST_PROBE = 4
+"""Rounds of drafting before the first that measures plain decoding, where nobody names another
+number. By judgement."""
 
 # --- The allowance: what drafts may lose
 
@@ -70,15 +82,16 @@ ALLOWANCE, ALLOWANCE_IN_TURNS, MAX_ALLOWANCE = 1.0, 4.0, 16.0
 """Forward passes of plain decoding that drafts may lose before they have gained any, the same of a
 draft model in turns, which has to be tried against its cost, and after they have gained much. On
 steep curves `auto` loses 2 in 50 tokens at most (`python -m benchmarks grid`)."""
-RUINED = -0.2
-"""Of the allowance: below it nothing is drafted. By judgement; on the same grid."""
+RUINED, REGROWTH = -0.2, 0.02
+"""Of the allowance: below it nothing is drafted, and so much grows back with each round. By
+judgement; on the same grid."""
 CAUTION = 0.35
 """How much more a draft must promise for each forward pass that was lost. By judgement; on the same
 grid."""
 MOST_LOST, BET = 2.0, 0.25
 """Forward passes that one draft may lose of the allowance, and as many more for a quarter of the
-tokens that it promises: five in all. On a CPU's curve, 14 prompts of a model of 1.5 thousand
-million weights: 1.26 times plain decoding, 1.16 without (2d49d34b)."""
+tokens that it promises. On a CPU's curve, 14 prompts of a 1.5B: 1.26 times plain decoding, 1.16
+without (2d49d34b)."""
 
 # --- What a forward pass costs before it is measured
 
@@ -100,12 +113,12 @@ NEAR = 2048
 
 # --- Batches
 
-PATIENCE_OF_BATCH, MOST_PATIENCE_S = 0.25, 0.02
-"""Of a forward pass, for which it waits for requests that are not ready, and seconds at most. By
-judgement."""
-FIRST_BUDGETS = (4, 12, 28)
-"""Draft tokens of the first forward passes of a batch that have any; of a request alone, the budget
-while no draft is measured. By judgement."""
+PATIENCE_OF_BATCH, LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.25, 0.002, 0.02
+"""Of a forward pass, for which it waits for requests that are not ready, and the least and the most
+seconds. By judgement."""
+FIRST_BUDGETS, LEAST_SHARE = (4, 12, 28), 2
+"""Draft tokens of the first forward passes of a batch that have any, and of each request in them at
+least; of a request alone, the budget while no draft is measured. By judgement."""
 ROW_PRIOR, ROW_PRIOR_WEIGHT = 0.25, 8.0
 """What one more row is expected to cost, in average costs of a row, and the squared rows that this
 counts as. By judgement: what is never tried is never measured."""
@@ -122,8 +135,7 @@ right, and few labels say less. 368 and 695 places of Qwen2.5-Coder and of SmolL
 the first candidate is 0.368 and 0.467 as the model says, 0.397 and 0.484 with whole labels, 0.376
 and 0.471 with tenths (3e9c650b)."""
 MEMORY = 400.0
-"""Labels of a bin, or squared gradients of a weight, beyond which old ones fade: what is new always
-counts a little. By judgement."""
+"""Labels of a bin, beyond which old ones fade: what is new always counts a little. By judgement."""
 EXPECTED = (0.4, 0.1, 0.05, 0.05)
 """How often a draft model's first, second, third and a later candidate are right, before anything
 is learned. By judgement."""
@@ -133,10 +145,11 @@ as. By judgement: the first label must not end its trial (d674739e)."""
 
 # --- Mixing what several sources say
 
-LEAST_OF_LOGIT = 1e-4
-"""Of a likelihood, and of what it lacks to 1, for a logit. By judgement."""
-MIXING_RATE = 0.1
-"""Of AdaGrad's steps. By judgement."""
+LEAST_OF_LOGIT, MOST_LOGIT = 1e-4, 12.0
+"""Of a likelihood, and of what it lacks to 1, for a logit; of a mixture's logit. By judgement."""
+MIXING_RATE, MOST_SQUARES = 0.1, 300.0
+"""Of AdaGrad's steps, and of a weight's squared gradients, beyond which old ones fade. By
+judgement."""
 MIXING_WEIGHTS = (
     *(0.1, -0.1, 0.2, -0.2, -0.2, 0.1),  # by kind of source: of its logit
     *(0.4, -0.5, 0.5, -0.5, -0.5, 0.4),  # where it proposes the token
@@ -177,8 +190,8 @@ BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 REST_TOKENS, REST_SPAN, REST_LEAST_SPAN, REST_LENGTH = 64, 16, 2, 10
 """Tokens that a datastore proposes, of the suffix that it is searched for at most and at least, and
 of a continuation: as REST's release has them (2311.08252)."""
-LEAST_SEED = 0.5
-"""How likely all tokens of heads together must be for the draft model to start from them. By
+MOST_SEED, LEAST_SEED = 8, 0.5
+"""Tokens of heads that the draft model starts from, and how likely all together must be. By
 judgement."""
 
 # --- Draft steps: whether to wait for one
@@ -195,11 +208,11 @@ HANDOVER_S = 3e-4
 NO_TREE = 0.25
 """Likelihood that counts for a tree of one token, where little else is known. By judgement; without
 it a tree was taken for ten tokens long, and waited for in vain (525de61d)."""
-PRIOR_TOKENS = 2.0
-"""Tokens that drafts, or waits for drafts, count as having promised and brought. By judgement."""
-LEAST_HOPE = 0.05
-"""The least share of what waiting promises that it is believed to bring, and the least share of the
-time that a draft model is believed to save: what is never tried is never measured. By judgement."""
+PRIOR_TOKENS, PRIOR_OF_WAITS = 2.0, 1.0
+"""Tokens that drafts, and waits for drafts, count as having promised and brought. By judgement."""
+LEAST_TRUST = 0.05
+"""The least share of what waiting promises that it is believed to bring: what is never tried is
+never measured. By judgement."""
 READ_WITH_STEP = 16
 """New tokens of a text that a draft model reads with a step, at no cost that counts. By
 judgement."""
@@ -240,8 +253,8 @@ TWICE_THE_LEAVES = 1.4
 FEW_CHAINS, CHAIN_EVERY = 4, 16
 """Of each length of chains by mask tokens so many steps are tried at first, and then one among so
 many. By judgement."""
-FIRST_TRUST = 0.7
-"""Of guesses by mask tokens, before any is compared. By judgement."""
+FIRST_TRUST, NUM_GUESSES = 0.7, 64
+"""Of guesses by mask tokens, before any is compared, and how many are. By judgement."""
 
 # --- Memory
 

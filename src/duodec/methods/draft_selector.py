@@ -266,7 +266,7 @@ class DraftSelector:
         tree, judged = self._proposed, self._texts.memory.heads
         seed: list[tuple[int, float]] = []
         value = 1.0
-        for node in TreeCursor(tree).down(self._plan.depth):
+        for node in TreeCursor(tree).down(constants.MOST_SEED):
             likely = judged.estimate(tree.confidences[node], tree.ranks[node])
             value *= likely
             if value < constants.LEAST_SEED:

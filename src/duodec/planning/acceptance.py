@@ -45,10 +45,9 @@ class Acceptance:
 
     def __init__(self) -> None:
         # the compiled library keeps their addresses: they are never replaced and never grow
-        self.num_right = array("d", [0.0]) * (
-            constants.NUM_BINS * NUM_RANKS
-        )  # labels of 1, by bin and rank
-        self.num_seen = array("d", [0.0]) * (constants.NUM_BINS * NUM_RANKS)
+        num_cells = constants.NUM_BINS * NUM_RANKS
+        self.num_right = array("d", [0.0]) * num_cells  # labels of 1, by bin and rank
+        self.num_seen = array("d", [0.0]) * num_cells
         # the same for whole sets of candidates: which of them was right, of how many sets
         self._right_by_rank = [0.0] * NUM_RANKS
         self._num_sets = 0.0

@@ -95,9 +95,8 @@ class _Regime:
     """Batch sizes that are judged together."""
 
     governor: Governor
-    cores: Rate = field(
-        default_factory=lambda: Rate(constants.FADE)
-    )  # busy while no draft model works
+    # busy while no draft model works
+    cores: Rate = field(default_factory=lambda: Rate(constants.FADE))
 
     def most(self, cores_for_target: int | None) -> Sources:
         """The most sources allowed."""

@@ -40,7 +40,7 @@ class Line:
         seen = self._seen[is_drafted]
         seen.append((num_rows, seconds))
         self._count(num_rows, seconds, 1)
-        if len(seen) > constants.WINDOW:
+        if len(seen) > constants.WINDOW_OF_ROWS:
             self._count(*seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:
@@ -51,10 +51,8 @@ class Line:
         spread = self._nn - self._n * mean_rows
         common = self._ns - self._n * mean_s
         prior_s = constants.ROW_PRIOR * mean_s / mean_rows
-        row_s = max(
-            0.0,
-            (common + constants.ROW_PRIOR_WEIGHT * prior_s) / (spread + constants.ROW_PRIOR_WEIGHT),
-        )
+        weight = constants.ROW_PRIOR_WEIGHT
+        row_s = max(0.0, (common + weight * prior_s) / (spread + weight))
         return max(mean_s + row_s * (num_rows - mean_rows), row_s)
 
     def _count(self, n: int, s: float, times: int) -> None:
@@ -144,7 +142,8 @@ class BatchBudget:
     def patience_s(self) -> float:
         """How long a forward pass waits for requests that are not ready yet."""
         usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
-        return min(constants.PATIENCE_OF_BATCH * usual_s, constants.MOST_PATIENCE_S)
+        least_s, most_s = constants.LEAST_PATIENCE_S, constants.MOST_PATIENCE_S
+        return min(max(constants.PATIENCE_OF_BATCH * usual_s, least_s), most_s)
 
     def forward_s(self, slot: int, num_tokens: int) -> float:
         """F(n) of the slot's planner: T(n) itself if no other slot is active."""
@@ -168,7 +167,7 @@ class BatchBudget:
         budget = constants.FIRST_BUDGETS[num_drafted]
         # more may have been given when there were more requests, whose budget was larger
         left = max(0, budget - self._given)
-        share = min(left, max(2, budget // num_requests))
+        share = min(left, max(constants.LEAST_SHARE, budget // num_requests))
         self._given += share
         return share
 

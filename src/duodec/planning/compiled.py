@@ -13,7 +13,7 @@ from duodec.drafting.recycling import MAX_ORDER
 from duodec.native.library import Numbers, address, library
 from duodec.planning.acceptance import EDGES, NUM_RANKS, Acceptance
 from duodec.planning.coupling import LEAST, Coupling
-from duodec.planning.mixing import MOST_LOGIT, Kind
+from duodec.planning.mixing import Kind
 from duodec.planning.selection import Selection
 from duodec.planning.sources import (
     LENGTHS,
@@ -36,9 +36,9 @@ _CONSTANTS = array(
         LEAST,
         constants.SPREAD,
         constants.LEAST_OF_LOGIT,
-        MOST_LOGIT,
+        constants.MOST_LOGIT,
         constants.MIXING_RATE,
-        constants.MEMORY,
+        constants.MOST_SQUARES,
         *constants.BY_RANK,
         *LENGTHS,
         NUM_RANKS,
@@ -80,9 +80,8 @@ def grow(
 
 _FIXED_END = Struct("2q2d2q")
 _MOMENT = Struct("28q7d")
-_FOUND = (
-    1 + (constants.MAX_MATCH + 2) + constants.MAX_MATCH
-)  # numbers of what one store of texts proposes
+# numbers of what one store of texts proposes
+_FOUND = 1 + (constants.MAX_MATCH + 2) + constants.MAX_MATCH
 
 
 def propose(

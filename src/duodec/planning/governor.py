@@ -41,7 +41,7 @@ class Governor:
 
     allowed: Sequence[Sources]
     trial: int = constants.LOOK_AGAIN
-    first_probe: int = 4
+    first_probe: int = constants.FIRST_PROBE
     first_rests: Mapping[Sources, int] = field(default_factory=dict)
     probes: Sequence[Sources] = (Sources.NONE,)
     margin: float = 1.0
@@ -52,9 +52,8 @@ class Governor:
     plain_length: int = 0  # of the text when plain decoding was measured: at first, while loading
     _trials: dict[Sources, Trial] = field(default_factory=dict)
     _since_probe: float = 0.0
-    _plain: Rate = field(
-        default_factory=lambda: Rate(constants.FADE_OF_TRIALS)
-    )  # rounds of plain decoding
+    # rounds of plain decoding
+    _plain: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_TRIALS))
     _num_probes: int = 0
     _since_inferred: float = math.inf  # rounds of drafting since plain decoding was
 
@@ -96,7 +95,9 @@ class Governor:
         is_below = sources < self._best(most)
         is_probe = is_plain or (is_below and sources in self.probes)
         trial = self._trials[sources]
-        trial.rate.fade = constants.FADE if is_probe and is_below else constants.FADE_OF_TRIALS
+        trial.rate.fade = (
+            constants.FADE_OF_PROBES if is_probe and is_below else constants.FADE_OF_TRIALS
+        )
         trial.rate.observe(num_tokens, seconds)
         for each in self._trials.values():
             if each.rest:
@@ -145,7 +146,7 @@ class Governor:
         trial, simpler = self._trials[sources], self._simpler(sources)
         if not simpler or trial.rate.num_rounds < self.trial:
             return constants.SAVED * trial.first_pause / trial.pause
-        return max(constants.LEAST_HOPE, 1.0 - simpler / trial.rate.value)
+        return max(constants.LEAST_SAVED, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """The best rate of simpler choices."""
@@ -156,7 +157,7 @@ class Governor:
         """What may be lost after a round that gained so many rounds of plain decoding."""
         left = self.allowance
         if left < self._least:
-            left = min(self._least, left + 1 / constants.PROBE_EVERY)
+            left = min(self._least, left + constants.REGROWTH)
         return min(left + gained, max(left, constants.MAX_ALLOWANCE))
 
     def _best(self, most: Sources) -> Sources:

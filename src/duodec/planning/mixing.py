@@ -17,12 +17,8 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
-from math import log
 
 from duodec.drafting import constants
-
-MOST_LOGIT = log(1.0 / constants.LEAST_OF_LOGIT - 1.0)
-"""Of a mixture, as of what is mixed."""
 
 
 class Kind(IntEnum):

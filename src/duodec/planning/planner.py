@@ -24,16 +24,15 @@ class Waits:
     Old rounds fade whether something was waited for or not, so that what did not pay is tried again
     after some hundred rounds."""
 
-    _brought: Rate = field(
-        default_factory=lambda: Rate(constants.SLOW_FADE)
-    )  # of what was promised
+    # of what was promised
+    _brought: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_WAITS))
 
     @property
     def trust(self) -> float:
         """What came lately, of what steps promised; more than 1 where they promised too little."""
         came, promised = self._brought.amount, self._brought.seconds
-        share = (came + constants.PRIOR_TOKENS) / (promised + constants.PRIOR_TOKENS)
-        return max(constants.LEAST_HOPE, share)
+        share = (came + constants.PRIOR_OF_WAITS) / (promised + constants.PRIOR_OF_WAITS)
+        return max(constants.LEAST_TRUST, share)
 
     def observe(self, promised: float, brought: float) -> None:
         """Add a round: the tokens that were promised by steps that were waited for, 0 if none was,
@@ -49,9 +48,8 @@ class Planner:
     costs: Costs
     acceptance: Acceptance  # of the draft model's candidates
     num_tokens: int = constants.MAX_DRAFT  # draft tokens in a forward pass at most
-    patience: float = (
-        constants.PATIENCE_FOR_STEPS
-    )  # how much faster than decoding a wait must yield tokens
+    # how much faster than decoding a wait must yield tokens
+    patience: float = constants.PATIENCE_FOR_STEPS
     busy: float = 0.5  # of a step that the drafter ends when it is asked; 0: it rests until then
     prior: Prior = EXPECTED  # of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains

@@ -90,7 +90,7 @@ class Supplement:
     propose. Judged by the tokens that nothing else would have brought. A governor compares rates of
     whole rounds, in which the few percent that weak heads cost or bring are lost."""
 
-    _trial: Trial = field(default_factory=lambda: Trial(constants.SLOW_FADE))
+    _trial: Trial = field(default_factory=lambda: Trial(constants.FADE_OF_SUPPLEMENT))
 
     def takes_part(self) -> bool:
         """Whether it does in the next round; asked once a round."""

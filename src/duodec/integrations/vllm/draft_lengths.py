@@ -16,6 +16,7 @@ from duodec.planning.trial import Trial
 _MANY_ROWS = 4  # in a step that shows whether drafting from earlier text only would be better
 _WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 _MOST_WHOLE = 64  # draft tokens of a whole step: larger batches are no slower in parts
+_NUM_WHOLE = 16  # latest whole steps whose median is taken
 _MAX_PAUSE = 128  # other steps, until a whole one is tried again
 
 
@@ -46,7 +47,7 @@ class BatchSize:
     num_whole: int = 0  # 0: no step is whole
     # a step has many rows, of which one more is a small part of what plain decoding takes
     costs: Costs = field(default_factory=lambda: Costs(cliff=0.0))
-    _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=constants.WINDOW))
+    _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_WHOLE))
     _whole: Trial = field(
         default_factory=lambda: Trial(
             first_pause=constants.LOOK_AGAIN, max_pause=_MAX_PAUSE, rest=constants.LOOK_AGAIN
