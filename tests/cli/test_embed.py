@@ -22,6 +22,7 @@ from duodec.loading import embedding
 from duodec.loading.config import EngineConfig
 from duodec.loading.embedding import EmbedderUse
 
+EMBED = ("embed", "-m", "smollm2")
 LINES = ["why is the sky blue", "hello", "日本 é"]
 
 
@@ -47,7 +48,7 @@ def expected(lines: list[str]) -> np.ndarray[tuple[int, int], np.dtype[np.float3
 def test_lines_become_json_lines(cli: Cli, embedder: LetterEmbedder, file: Path) -> None:
     for given in ((str(file),), ("-",), ()):
         embedder.is_closed = False
-        status, out, err = cli("embed", *given, stdin="\r\n".join(LINES))
+        status, out, err = cli(*EMBED, *given, stdin="\r\n".join(LINES))
         assert status == 0
         records = [json.loads(line) for line in out.splitlines()]
         assert [record["index"] for record in records] == [0, 1, 2]
@@ -56,7 +57,7 @@ def test_lines_become_json_lines(cli: Cli, embedder: LetterEmbedder, file: Path)
         assert f"3 texts, {sum(record['tokens'] for record in records)} tokens" in err
         assert embedder.is_closed
     embedder.is_closed = False
-    assert cli("embed", "--quiet", str(file))[2] == ""
+    assert cli(*EMBED, "--quiet", str(file))[2] == ""
 
 
 def test_many_lines_become_an_array(cli: Cli, embedder: LetterEmbedder, tmp_path: Path) -> None:
@@ -65,11 +66,11 @@ def test_many_lines_become_an_array(cli: Cli, embedder: LetterEmbedder, tmp_path
     for path, part in zip(files, (lines[:600], lines[600:]), strict=True):
         path.write_text("\n".join(part))
     output = tmp_path / "rows.npy"
-    assert cli("embed", *map(str, files), "-o", str(output))[0] == 0
+    assert cli(*EMBED, *map(str, files), "-o", str(output))[0] == 0
     np.testing.assert_array_equal(np.load(output), expected(lines))
     assert max(map(len, embedder.passes)) == embedder.most_texts
     embedder.is_matryoshka, embedder.is_closed = True, False
-    assert cli("embed", str(files[0]), "--dimensions", "4", "-o", str(output))[0] == 0
+    assert cli(*EMBED, str(files[0]), "--dimensions", "4", "-o", str(output))[0] == 0
     assert np.load(output).shape == (600, 4)
 
 
@@ -83,14 +84,14 @@ def test_many_lines_become_an_array(cli: Cli, embedder: LetterEmbedder, tmp_path
     ],
 )
 def test_bad_lines_are_named(cli: Cli, embedder: LetterEmbedder, text: str, words: str) -> None:
-    status, _, err = cli("embed", stdin=text)
+    status, _, err = cli(*EMBED, stdin=text)
     assert (status, words in err) == (2, True), err
     if "tokens" in words:
         assert "--truncate" in err
 
 
 def test_lines_are_cut_where_that_is_asked_for(cli: Cli, embedder: LetterEmbedder) -> None:
-    status, out, _ = cli("embed", "--truncate", stdin="x" * 70)
+    status, out, _ = cli(*EMBED, "--truncate", stdin="x" * 70)
     assert (status, json.loads(out)["tokens"]) == (0, 64)
 
 
@@ -107,7 +108,7 @@ def test_bad_options_are_named(
         ((str(file), "--dimensions", "4"), "not known to be trained"),
     ):
         embedder.is_closed = False
-        status, _, err = cli("embed", *arguments)
+        status, _, err = cli(*EMBED, *arguments)
         assert (status, words in err) == (2, True), err
         assert err.strip().count("\n") <= 1, "a line, after that on memory"
 
@@ -119,7 +120,7 @@ def test_a_full_disk_leaves_no_half_of_a_file(
     output.write_text("before")
     text = "\n".join(f"text {i}" for i in range(4000))
     with full_beyond(10_000):
-        status, _, err = cli("embed", "-o", str(output), stdin=text)
+        status, _, err = cli(*EMBED, "-o", str(output), stdin=text)
     assert (status, "cannot write the output" in err) == (1, True)
     assert output.read_text() == "before"
     assert list(tmp_path.iterdir()) == [output]
@@ -127,7 +128,7 @@ def test_a_full_disk_leaves_no_half_of_a_file(
 
 def test_models_of_other_uses_are_refused(cli: Cli, tmp_path: Path, file: Path) -> None:
     pytest.importorskip("llama_cpp")
-    status, _, err = cli("embed", str(file))
+    status, _, err = cli(*EMBED, str(file))
     assert (status, "smollm2 makes no embeddings" in err) == (2, True)
     ranks = write_bert(tmp_path / "rank.gguf", RANK)
     status, _, err = cli("embed", "-m", str(ranks), str(file))
@@ -177,3 +178,9 @@ def test_a_model_of_embeddings_is_a_source_of_a_server(tmp_path: Path) -> None:
         assert shown["capabilities"] == ["embedding"]
         assert shown["details"]["family"] == "bert"
     assert "texts of 50 tokens" in told[0]
+
+
+def test_a_model_must_be_named(cli: Cli, file: Path) -> None:
+    status, out, err = cli("embed", str(file))
+    assert (status, out) == (2, "")
+    assert err == "duodec: no model; name one that makes embeddings with -m MODEL.gguf\n"

@@ -42,11 +42,13 @@ OF_DECODING = (  # where models are only measured, these say nothing
 
 @dataclass(frozen=True)
 class Options:
-    """Which fields of a dataclass are options of a command, and the command's own defaults."""
+    """Which fields of a dataclass are options of a command, and the command's own defaults and help
+    texts."""
 
     only: tuple[str, ...] = ()  # empty: every described field
     without: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    helps: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, record: type) -> list[Field]:
         fields = [f for f in fields_of(record).values() if f.name not in self.without]
@@ -66,7 +68,7 @@ def derived(command: Callable[..., Any]) -> Callable[..., Any]:
             continue
         own = [(parameter_name(f), f) for f in options.of(record)]
         records[parameter.name] = (record, dict(own))
-        parameters += [_option(name, f, record, options.defaults) for name, f in own]
+        parameters += [_option(name, f, record, options) for name, f in own]
     parameters.sort(key=lambda parameter: _PANELS.index(_panel(parameter)))
 
     def run(**values: Any) -> Any:
@@ -85,11 +87,9 @@ def parameter_name(field: Field) -> str:
     return field.option.replace("-", "_")
 
 
-def _option(
-    name: str, field: Field, record: type, defaults: Mapping[str, Any]
-) -> inspect.Parameter:
+def _option(name: str, field: Field, record: type, options: Options) -> inspect.Parameter:
     """A field as an option of typer."""
-    default = defaults.get(field.name, getattr(record, field.name))
+    default = options.defaults.get(field.name, getattr(record, field.name))
     kind: Any = field.kind
     if kind == _SEVERAL:
         kind, default = list[str] | None, list(default) or None
@@ -97,9 +97,9 @@ def _option(
         kind, default = str, f"{default:g}"
     option = typer.Option(
         *field.flags,
-        help=field.parameter.help,
+        help=options.helps.get(field.name, field.parameter.help),
         metavar=field.parameter.metavar,
-        show_default=default is not None,
+        show_default=default not in (None, ""),
         rich_help_panel=field.parameter.panel or None,
     )
     return inspect.Parameter(

@@ -36,13 +36,17 @@ A line is a text. Some models want a prefix to it, such as `search_query: `: the
 
 _STDIN = "-"
 _AHEAD = 256  # lines that are read before they are computed
-_MAGIC = b"\x93NUMPY\x01\x00"
-_HEADER = 128  # bytes, with all of it
 
 _OPTIONS = (
     "target", "offline", "context", "no_mmap", "no_repack", "threads", "gpu_layers", "device",
     "parse_special",
 )  # fmt: skip
+_HELPS = {
+    "target": "The model that makes embeddings: a GGUF file, a folder with one, or hf:owner/repo.",
+    "context": "Most tokens of a text; without it as many as the model was trained for, 8,192 at "
+    "most, and fewer if memory is short.",
+    "parse_special": "Read control tokens that are spelled in texts as control tokens.",
+}
 
 
 @options.derived
@@ -66,7 +70,9 @@ def embed(
         "Machine"
     )] = False,
     quiet: options.Quiet = False,
-    config: Annotated[EngineConfig, options.Options(only=_OPTIONS)],
+    config: Annotated[EngineConfig, options.Options(
+        only=_OPTIONS, defaults={"target": ""}, helps=_HELPS
+    )],
 ) -> None:  # fmt: skip
     """Compute an embedding of each line of a text.
 
@@ -77,6 +83,8 @@ def embed(
     from duodec.loading.embedding import load_embedder
     from duodec.loading.resolve import resolve_target
 
+    if not config.target:
+        raise BadOption("no model; name one that makes embeddings with -m MODEL.gguf")
     lines = _Lines(files or [_STDIN])
     target = resolve_target(config)
     with status(f"loading {target.name}", is_quiet=quiet), interrupted_at_once():
@@ -249,7 +257,8 @@ class _JsonLines:
 
 
 class _Array:
-    """A NumPy file, whose header is written again once the number of rows is known."""
+    """A NumPy file, whose header is written again once the number of rows is known: NumPy leaves
+    room for it."""
 
     def __init__(self, file: IO[bytes], num_dims: int) -> None:
         self._file, self._num_dims, self._num = file, num_dims, 0
@@ -265,7 +274,5 @@ class _Array:
 
     def _write_header(self) -> None:
         shape = (self._num, self._num_dims)
-        words = str({"descr": "<f4", "fortran_order": False, "shape": shape})
-        room = _HEADER - len(_MAGIC) - 2
-        head = _MAGIC + room.to_bytes(2, "little") + words.ljust(room - 1).encode() + b"\n"
-        self._file.write(head)
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)

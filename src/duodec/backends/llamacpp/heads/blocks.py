@@ -45,28 +45,11 @@ _SIZES = range(2, 257)  # of blocks that are computed here
 _NUM_POSITIONS = 4  # of a token, with rotary positions for images
 
 
-def open_head(
-    target: LlamaModel,
-    other: object,
-    path: Path,
-    *,
-    num_slots: int,
-    num_context: int,
-    num_threads: int,
-    num_gpu_layers: int = -1,
-) -> LlamaHead:
+def open_head(target: LlamaModel, other: object, path: Path, **sizes: int) -> LlamaHead:
     """Open the head in a file of its own, of whichever kind; ``other`` is one of the target's
-    contexts. Raises BadOption and ModelUnreadable."""
+    contexts. ``sizes`` are those of the kinds. Raises BadOption and ModelUnreadable."""
     opened = BlockHead if kind_of(target.lib, path) not in ("", EAGLE3) else Eagle3Head
-    return opened(
-        target,
-        other,
-        path,
-        num_slots=num_slots,
-        num_context=num_context,
-        num_threads=num_threads,
-        num_gpu_layers=num_gpu_layers,
-    )
+    return opened(target, other, path, **sizes)
 
 
 @dataclass(frozen=True)

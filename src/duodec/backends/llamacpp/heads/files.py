@@ -69,9 +69,9 @@ def kind_of(lib: Any, path: Path) -> str:
 
 
 def computes_on_cpu(header: Header, *, has_moved: bool) -> bool:
-    """Whether a head of its own file may be computed beside a target on a device: what it shares
-    with that must be in main memory. The target's output is not; its embeddings are, unless tensors
-    of it were moved."""
+    """Whether a head of its own file may be computed on the CPU for a target on a device: what it
+    shares with that must be in main memory. The target's output is not; its embeddings are, unless
+    tensors of it were moved."""
     return "output.weight" in header.tensors and (
         not has_moved or "token_embd.weight" in header.tensors
     )
@@ -103,7 +103,7 @@ class DraftLayer(LlamaModel):
     """The weights of a head in a file of its own, which are no model."""
 
     def __init__(self, path: Path, target: LlamaModel, *, num_gpu_layers: int = -1) -> None:
-        """Raises ModelUnreadable, and BadOption where it is no head of this target."""
+        """Raises ModelUnreadable, and BadOption for a head that does not fit this target."""
         super().__init__(path, num_gpu_layers=num_gpu_layers)
         self.kind, self.layers = kind_of(self.lib, path), read_layers(self.lib, path)
         if wrong := self._mismatch(target):
