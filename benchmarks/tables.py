@@ -13,7 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from benchmarks import figures_of, markdown
 from benchmarks.decoding.entrants import ALL, CEILING, PLAIN
@@ -269,8 +272,93 @@ def _each(name: str, cards: Sequence[Sequence[Column]]) -> list[object]:
     return [_NAMES[name], *(", ".join(str(_row(name, [one])[1]) for one in own) for own in cards)]
 
 
+@dataclass(frozen=True)
+class _Unaided:
+    """A result file of `unaided`: tokens a second on real clocks, by prompt and setting."""
+
+    title: str
+    result: str
+
+    @cached_property
+    def rates(self) -> Mapping[str, list[float]]:
+        """By setting, of the same prompts in the same order."""
+        found: dict[str, dict[str, float]] = {}
+        for row in _figures(self.result)["rows"]:
+            prompt = f"{row['task']}/{row['prompt']}"
+            found.setdefault(row["setting"], {})[prompt] = row["rate"]
+        return {name: [rates[one] for one in found[PLAIN]] for name, rates in found.items()}
+
+    @cached_property
+    def settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the file says of each setting."""
+        return {one["setting"]: one for one in _figures(self.result)["table"]}
+
+    def named(self, start: str, *, but: Collection[str] = ()) -> str | None:
+        """The first setting whose name begins so."""
+        names = (name for name in self.rates if name.startswith(start) and name not in but)
+        return next(names, None)
+
+    def over_plain(self, name: str | None) -> str:
+        return f"{self.settings[name]['over_plain']:.2f}" if name else ""
+
+    def over_all(self, other: str) -> tuple[np.ndarray, Ratio]:
+        """The default's rates without a draft over another setting's; the geometric mean, whose
+        interval is a bootstrap's over prompts."""
+        logs = np.log(self.rates["auto"]) - np.log(self.rates[other])
+        drawn = np.random.default_rng(0).choice(logs, (10_000, len(logs))).mean(1)
+        low, high = np.exp(np.percentile(drawn, (2.5, 97.5)))
+        return np.exp(logs), Ratio(float(np.exp(logs.mean())), low, high, len(logs))
+
+
+_NGRAMS = "llama.cpp, n-grams"
+_UNAIDED = (
+    _Unaided("1.5B, Xeon, 0", "unaided-vnni-four-streams"),
+    _Unaided("1.5B, Xeon, 0.7", "unaided-vnni-sampled"),
+    _Unaided("1.5B, Zen 3, 0", "unaided-zen3"),
+    _Unaided("1.5B, Zen 4, 0", "unaided-zen4"),
+    _Unaided("1.5B, Zen 5, 0", "unaided-mixed-zen5-35"),
+    _Unaided("1.5B, Zen 5, 0.7", "unaided-mixed-sampled-zen5-35"),
+    _Unaided("SmolLM2, Xeon, 0", "unaided-smollm2"),
+    _Unaided("SmolLM2, Xeon, 0.7", "unaided-smollm2-sampled"),
+    _Unaided("SmolLM2, Zen 5, 0", "unaided-mixed-smollm2-zen5"),
+    _Unaided("SmolLM2, Zen 5, 0.7", "unaided-mixed-smollm2-sampled-zen5"),
+)
+
+
+def unaided() -> str:
+    """Without a GPU, beside llama.cpp's server: rates over plain decoding of ours."""
+    rows: list[list[object]] = [
+        ["model, machine, temperature", "`ar`, tokens/s", "`auto`", "and a draft", "`lookup`",
+         "llama.cpp", "its n-grams", "its draft", "file"]
+    ]  # fmt: skip
+    for run in _UNAIDED:
+        its_draft = run.named("llama.cpp, ", but=(_NGRAMS,))
+        names = ("auto", run.named("auto, "), run.named("lookup"), "llama.cpp", _NGRAMS, its_draft)
+        cells = [run.over_plain(name) for name in names]
+        rows.append([run.title, f"{median(run.rates[PLAIN]):.3g}", *cells, f"`{run.result}`"])
+    return markdown(rows)
+
+
+def unaided_tasks() -> str:
+    """The default without a draft model by task, at worst, and beside llama.cpp's n-grams."""
+    tasks = tuple(_UNAIDED[0].settings["auto"]["by_task"])
+    head = ["", *tasks, "all (95%)", "least", "over n-grams (95%)"]
+    rows: list[list[object]] = [[*head]]
+    for run in _UNAIDED:
+        by_task = run.settings["auto"]["by_task"]
+        each, over_plain = run.over_all(PLAIN)
+        _, over_ngrams = run.over_all(_NGRAMS)
+        rows.append(
+            [run.title, *(f"{by_task[task]:.2f}" for task in tasks),
+             f"{over_plain.value:.2f} ({_interval(over_plain)})", f"{each.min():.2f}",
+             f"{over_ngrams.value:.2f} ({_interval(over_ngrams)})"]
+        )  # fmt: skip
+    return markdown(rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
-    one.__name__: one for one in (headline, curves, classes, criteria, sampled)
+    one.__name__: one
+    for one in (headline, curves, classes, criteria, sampled, unaided, unaided_tasks)
 }
 
 
