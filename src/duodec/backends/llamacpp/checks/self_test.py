@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from duodec.backends.cpu import cpu_key
+from duodec.backends.llamacpp.build import bundled
 from duodec.backends.llamacpp.build.native import PACKAGE, VERSION, cache_folder
 from duodec.errors import BackendUnavailable, warn
 from duodec.machine.processes import NO_GPU
@@ -143,6 +144,7 @@ def _library_folder() -> Path:
 
 def installed_version() -> str:
     """The version of the bindings. Raises BackendUnavailable where there are none."""
+    bundled.find()
     try:
         return version(PACKAGE)
     except PackageNotFoundError as error:
@@ -158,7 +160,8 @@ def _not_built() -> BackendUnavailable:
 def _key(folder: Path) -> str:
     """Names these files on this processor."""
     files = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in folder.glob("*"))
-    parts = [cpu_key(), PROMPT, STRIDE, list(REFERENCE.items()), files]
+    forced = os.environ.get(bundled.FORCED)
+    parts = [cpu_key(), forced, PROMPT, STRIDE, list(REFERENCE.items()), files]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

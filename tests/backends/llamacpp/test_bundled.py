@@ -1,0 +1,144 @@
+"""Tests of the llama.cpp that a wheel may bring. `make wheel-bundled` builds one and runs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from duodec.backends.llamacpp.build import bundled, native
+from duodec.errors import BackendUnavailable
+
+ROOT = Path(__file__).parents[3]
+X86 = bundled.VARIANTS["x86_64"]
+ZEN3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "sse4_2")
+ICE_LAKE = (*ZEN3, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+SKYLAKE_X = (*ZEN3, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl")
+
+
+@pytest.mark.parametrize(
+    ("sets", "name"),
+    [
+        (ZEN3, "avx2"),
+        (SKYLAKE_X, "avx2"),
+        (ICE_LAKE, "avx512"),
+        ((*ZEN3, "avx_vnni"), "avxvnni"),
+        ((*ICE_LAKE, "avx_vnni"), "avx512"),
+        (("avx", "f16c"), None),
+        ((), None),
+    ],
+)
+def test_a_processor_gets_the_fastest_variant_that_it_has(
+    sets: tuple[str, ...], name: str | None
+) -> None:
+    assert bundled.variant_for(sets, X86) == name
+
+
+def site() -> Path:
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
+def test_what_is_installed_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text("raise SystemExit")
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = site()
+    for _ in range(2):
+        bundled.find()
+    assert sys.path.count(str(tmp_path)) == 1
+    assert site() == before
+    bundled.load_cpu_backend()  # nothing of ours
+
+
+@pytest.fixture
+def without_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed bindings stand for ours, whose variants are missing."""
+    monkeypatch.setattr(bundled, "FOLDER", site())
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(bundled, "instruction_sets", lambda: list(ICE_LAKE))
+    monkeypatch.delenv(bundled.FORCED, raising=False)
+
+
+@pytest.mark.usefixtures("without_variants")
+def test_what_cannot_be_loaded_is_one_line_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(BackendUnavailable, match=r"avx512.*cannot open.*setup --rebuild"):
+        bundled.load_cpu_backend()
+    monkeypatch.setenv(bundled.FORCED, "sse2")
+    with pytest.raises(BackendUnavailable, match="is sse2, and this wheel has avx512, avxvnni"):
+        bundled.load_cpu_backend()
+
+
+@pytest.mark.usefixtures("without_variants")
+@pytest.mark.parametrize("machine", ["x86_64", "riscv64"])
+def test_a_processor_without_a_variant_is_told_to_build(
+    machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(bundled, "instruction_sets", lambda: ["sse4_2"])
+    with pytest.raises(BackendUnavailable, match="run `duodec setup --rebuild`"):
+        bundled.load_cpu_backend()
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bundle", ROOT / "scripts" / "bundle.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_bundle_has_each_library_once_and_a_backend_for_each_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(pip: object, cpu: str, cmake_args: str, say: object) -> Path:
+        """A wheel whose files hold their own names and the options that they were built with."""
+        wheel = tmp_path / f"{cpu}.whl"
+        libraries = ("libggml.so", "libggml.so.0", "libggml-cpu.so.0", "libggml-base.so.0.25.3",
+                     "libggml-base.so.0", "libllama.so", "libllama.so.0", "libmtmd.so")  # fmt: skip
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name in libraries:
+                archive.writestr(f"lib/{name}", f"{name} {cmake_args}")
+                archive.writestr(f"llama_cpp/lib/{name}", f"{name} {cmake_args}")
+            for name in ("llama_cpp.py", "_ctypes_extensions.py", "__init__.py", "llama.py"):
+                archive.writestr(f"llama_cpp/{name}", "import diskcache")
+            archive.writestr("llama_cpp_python-0.3.36.dist-info/METADATA", "Version: 0.3.36")
+            archive.writestr("llama_cpp_python-0.3.36.dist-info/RECORD", "")
+        return wheel
+
+    program = script()
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(native, "find_or_build", build)
+    monkeypatch.setattr(program, "_run", lambda *command: ran.append(command))
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(sys, "platform", "linux")
+    folder = tmp_path / "bundle"
+    program.bundle(folder)
+
+    libraries = folder / "llama_cpp" / "lib"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        "llama_cpp/__init__.py", "llama_cpp/llama_cpp.py", "llama_cpp/_ctypes_extensions.py",
+        "llama_cpp_python-0.3.36.dist-info/METADATA", "llama_cpp/lib/libggml.so.0",
+        "llama_cpp/lib/libggml-base.so.0", "llama_cpp/lib/libggml-cpu.so.0",
+        "llama_cpp/lib/libllama.so", "llama_cpp/lib/libllama.so.0", "llama_cpp/lib/libmtmd.so",
+        "llama_cpp/lib/avx512/libggml-cpu.so.0", "llama_cpp/lib/avxvnni/libggml-cpu.so.0",
+    }  # fmt: skip
+    for name, variant in X86.items():
+        backend = bundled.place_of(name, X86, folder)
+        assert backend.read_text().endswith(variant.cmake_args)
+    assert "diskcache" not in (folder / "llama_cpp" / "__init__.py").read_text()
+    assert ("patchelf", "--set-rpath", "$ORIGIN", str(libraries / "libggml.so.0")) in ran
+    inner = str(libraries / "avx512" / "libggml-cpu.so.0")
+    assert ("patchelf", "--set-rpath", "$ORIGIN/..", inner) in ran
