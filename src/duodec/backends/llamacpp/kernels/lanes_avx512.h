@@ -12,7 +12,7 @@ struct Lanes {
     static constexpr int ROWS = 16;
     static constexpr int MOST = 16;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 16;  // with weights that are floats
-    static constexpr int MOST_GRIDS = 16;   // with weights that are looked up
+    static constexpr int MOST_GRIDS = 8;   // with weights that are looked up
     static constexpr bool HOLDS_CODES = true;  // registers do, of a block
     static constexpr bool IS_SLOW_WITH_BYTES = false;  // codes of eight bits take twice the time of four
     static constexpr int TOGETHER = 4;  // of these, whose dot products are computed by turns: none waits for its last

@@ -12,9 +12,9 @@ namespace duodec::plain {
 struct Lanes {
     static constexpr const char * NAME = "plain C++";
     static constexpr int ROWS = 8;      // of weights, side by side
-    static constexpr int MOST = 4;  // rows of activations that are multiplied at once
-    static constexpr int MOST_FLOATS = 4;  // with weights that are floats
-    static constexpr int MOST_GRIDS = 4;   // with weights that are looked up
+    static constexpr int MOST = 2;  // rows of activations that are multiplied at once: few, which compile sooner
+    static constexpr int MOST_FLOATS = 2;  // with weights that are floats
+    static constexpr int MOST_GRIDS = 2;   // with weights that are looked up
     static constexpr bool HOLDS_CODES = true;  // registers do, of a block
     static constexpr bool IS_SLOW_WITH_BYTES = false;  // codes of eight bits take twice the time of four
     static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
