@@ -42,7 +42,12 @@ SHAPES: Mapping[str, Shape] = {
     "qwen2.5-7b": Shape(28, 3584, 28, 4, 18944, 152064),
     "llama-2-7b": Shape(32, 4096, 32, 32, 11008, 32000),
 }
-EXPERTS = Shape(8, 1024, 16, 4, 1024, 32000, num_experts=16, num_used=2)
+FOR_CPU: Mapping[str, Shape] = {  # whose kernels are measured with them
+    "dense": Shape(8, 2048, 32, 8, 8192, 32000),
+    "experts": Shape(8, 1024, 16, 4, 1024, 32000, num_experts=16, num_used=2),
+    # many of which few are used, as in models of 30 thousand million weights
+    "fine-experts": Shape(4, 2048, 32, 4, 768, 32000, num_experts=128, num_used=8),
+}
 
 
 def shape_named(name: str) -> Shape:
@@ -65,11 +70,25 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     "F32": Format(0, 1, 4, {}),
     "Q8_0": Format(8, 32, 34, {0: 2.5e-4}),
+    "Q2_K": Format(10, 256, 84, {80: 2e-3, 82: 3e-3}),
+    "Q3_K": Format(11, 256, 110, {108: 4.5e-4}),
     "Q4_K": Format(12, 256, 144, {0: 6.2e-5, 2: 7.5 * 6.2e-5}),
     "Q6_K": Format(14, 256, 210, {208: 1.4e-5}),
+    "IQ1_S": Format(19, 256, 50, {0: 3e-3}),
+    "IQ2_XXS": Format(16, 256, 66, {0: 4e-4}),
+    "IQ2_XS": Format(17, 256, 74, {0: 4e-4}),
+    "IQ2_S": Format(22, 256, 82, {0: 4e-4}),
+    "IQ3_XXS": Format(18, 256, 98, {0: 1.5e-4}),
+    "IQ3_S": Format(21, 256, 110, {0: 1.5e-4}),
+    "TQ1_0": Format(34, 256, 54, {52: 0.025}),
+    "TQ2_0": Format(35, 256, 66, {64: 0.02}),
     "BF16": Format(30, 1, 2, {}),
 }
-MIXES = {"Q4_K_M": 15, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers of files
+# llama.cpp's numbers of files; all but the first of one format
+MIXES = {
+    "Q4_K_M": 15, "Q8_0": 7, "BF16": 32, "Q2_K": 10, "Q3_K": 11, "IQ1_S": 24, "IQ2_XXS": 19,
+    "IQ2_XS": 20, "IQ2_S": 29, "IQ3_XXS": 23, "IQ3_S": 26, "TQ1_0": 36, "TQ2_0": 37,
+}  # fmt: skip
 _ALIGNMENT = 32
 _BLOCKS = 1 << 17  # that repeat
 

@@ -91,8 +91,10 @@ template <int chains> static double integer_speed() {
 
 struct Named { const char * name; int type; };
 static const Named FORMATS[] = {
-    {"Q4_0", Q4_0}, {"Q4_1", Q4_1}, {"Q5_0", Q5_0}, {"Q5_1", Q5_1}, {"Q8_0", Q8_0}, {"Q4_K", Q4_K}, {"Q5_K", Q5_K}, {"Q6_K", Q6_K},
-    {"IQ4_NL", IQ4_NL}, {"IQ4_XS", IQ4_XS}, {"MXFP4", MXFP4}, {"F16", F16}, {"BF16", BF16}, {"F32", F32},
+    {"Q4_0", Q4_0}, {"Q4_1", Q4_1}, {"Q5_0", Q5_0}, {"Q5_1", Q5_1}, {"Q8_0", Q8_0}, {"Q2_K", Q2_K}, {"Q3_K", Q3_K}, {"Q4_K", Q4_K}, {"Q5_K", Q5_K}, {"Q6_K", Q6_K},
+    {"IQ1_S", IQ1_S}, {"IQ1_M", IQ1_M}, {"IQ2_XXS", IQ2_XXS}, {"IQ2_XS", IQ2_XS}, {"IQ2_S", IQ2_S}, {"IQ3_XXS", IQ3_XXS}, {"IQ3_S", IQ3_S},
+    {"IQ4_NL", IQ4_NL}, {"IQ4_XS", IQ4_XS}, {"TQ1_0", TQ1_0}, {"TQ2_0", TQ2_0}, {"Q1_0", Q1_0}, {"Q2_0", Q2_0}, {"MXFP4", MXFP4}, {"NVFP4", NVFP4},
+    {"F16", F16}, {"BF16", BF16}, {"F32", F32},
 };
 
 int main(int count, char ** words) {
@@ -143,7 +145,7 @@ int main(int count, char ** words) {
                     for (int64_t begin = 0; begin < num_tiles(rows); begin += 16) {
                         const int64_t end = std::min(num_tiles(rows), begin + 16);
                         for (int64_t g = 0; g < groups.num_groups; g++) {
-                            float * out[Lanes::MOST];
+                            float * out[MOST_ROWS];
                             for (int i = 0; i < groups.rows(g); i++) out[i] = products.data() + (groups.first(g) + i) * rows;
                             multiply_tiles(kernel, weights + c * matrix_bytes, rows, nullptr, columns, begin, end, activations.data() + groups.first(g) * activation_bytes, groups.rows(g), out);
                         }

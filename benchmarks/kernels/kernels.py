@@ -7,6 +7,7 @@ the prefill. The settings take turns. A format after a model's name is requantis
 name of a shape, such as `experts`, is a model of random weights:
 
     python -m benchmarks kernels smollm2 qwen2.5-coder-1.5b qwen2.5-coder-1.5b:Q8_0 experts:Q4_K_M
+    python -m benchmarks kernels dense:Q2_K dense:IQ2_XXS fine-experts fine-experts:IQ3_XXS
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import SCRATCH, Figures, in_process
-from benchmarks.made_models import EXPERTS, SHAPES, write_gguf
+from benchmarks.made_models import FOR_CPU, SHAPES, write_gguf
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.checks import self_test
 from duodec.backends.llamacpp.model import LlamaModel
@@ -46,10 +47,12 @@ SETTINGS = {  # what is added to the environment, and whether weights are packed
     "packed": ({}, True),
 }
 FORMATS = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K_M": 15,
-    "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
+    "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ3_S": 26,
+    "IQ4_XS": 30, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "Q1_0": 40,
+    "Q2_0": 41,
 }  # fmt: skip
-MADE = {**SHAPES, "experts": EXPERTS}
+MADE = {**SHAPES, **FOR_CPU}
 PURE = "-pure"  # after a format: of all matrices, where llama.cpp would give some of them another
 
 

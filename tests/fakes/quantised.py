@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from fakes import grids
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
@@ -78,6 +79,52 @@ def _k(b: Bytes, codes: Floats) -> Parts:
     return codes * scales[..., None], -minima[..., None]
 
 
+def _quarters(raw: Bytes) -> Bytes:
+    """64 bytes to 8 x 32 codes of two bits: of 32 bytes first the lowest two of each."""
+    raw = raw.reshape(*raw.shape[:-1], 2, 1, 32)
+    codes = raw >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    return codes.reshape(*raw.shape[:-3], 8, 32)
+
+
+def _by_sixteen(codes: Floats, scales: Floats) -> Floats:
+    """(..., 8, 32) codes times (..., 16) scales."""
+    by_sixteen = codes.reshape(*codes.shape[:-2], 16, 16) * scales[..., None]
+    return np.asarray(by_sixteen.reshape(codes.shape))
+
+
+def _q2_k(b: Bytes) -> Parts:
+    codes = _quarters(b[..., 16:80]).astype(np.float64)
+    scales = (b[..., :16] & 15) * _half(b[..., 80:82])
+    minima = (b[..., :16] >> 4) * _half(b[..., 82:84])
+    return _by_sixteen(codes, scales), -_by_sixteen(np.ones_like(codes), minima)
+
+
+def _q3_k(b: Bytes) -> Parts:
+    above = np.stack([b[..., :32] >> j & 1 for j in range(8)], axis=-2)
+    codes = _quarters(b[..., 32:96]) + 4.0 * above - 4
+    low = np.concatenate([b[..., 96:104] & 15, b[..., 96:104] >> 4], axis=-1)
+    high = np.concatenate([b[..., 104:108] >> j & 3 for j in range(0, 8, 2)], axis=-1)
+    scales = low + 16.0 * high - 32
+    return _by_sixteen(codes, scales * _half(b[..., 108:110])), np.zeros(1)
+
+
+def _thirds(raw: Bytes, num: int) -> Bytes:
+    """The first digits to the base of three of fractions of 256, first those of all bytes."""
+    powers = 3 ** np.arange(num, dtype=np.uint16)[:, None]
+    digits = (raw[..., None, :] * powers % 256) * 3 >> 8
+    return digits.reshape(*raw.shape[:-1], -1).astype(np.uint8)
+
+
+def _tq1_0(b: Bytes) -> Parts:
+    parts = [_thirds(b[..., :32], 5), _thirds(b[..., 32:48], 5), _thirds(b[..., 48:52], 4)]
+    return (np.concatenate(parts, axis=-1) - 1.0) * _half(b[..., 52:54]), np.zeros(1)
+
+
+def _tq2_0(b: Bytes) -> Parts:
+    codes = _quarters(b[..., :64]).reshape(*b.shape[:-1], 256) - 1.0
+    return codes * _half(b[..., 64:66]), np.zeros(1)
+
+
 def _q4_k(b: Bytes) -> Parts:
     return _k(b, _pairs(b[..., 16:144]).astype(np.float64))
 
@@ -114,6 +161,23 @@ def _iq4_xs(b: Bytes) -> Parts:
 
 def _mxfp4(b: Bytes) -> Parts:
     return _FP4[_nibbles(b[..., 1:17])] * 2.0 ** (b[..., :1].astype(np.float64) - 127), np.zeros(1)
+
+
+def _nvfp4(b: Bytes) -> Parts:
+    exponent, fraction = (b[..., :4] >> 3 & 15).astype(np.float64), (b[..., :4] & 7) / 8.0
+    scales = np.where(exponent, (1 + fraction) * 2 ** (exponent - 7), fraction * 2.0**-6)
+    scales[b[..., :4] == 127] = 0
+    by_sixteen = b[..., 4:].reshape(*b.shape[:-1], 4, 8)
+    return (_FP4[_nibbles(by_sixteen)] * scales[..., None]).reshape(*b.shape[:-1], 64), np.zeros(1)
+
+
+def _q1_0(b: Bytes) -> Parts:
+    return (2.0 * _bits(b[..., 2:]) - 1) * _half(b[..., :2]), np.zeros(1)
+
+
+def _q2_0(b: Bytes) -> Parts:
+    codes = b[..., 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    return (codes.reshape(*b.shape[:-1], 64) - 1.0) * _half(b[..., :2]), np.zeros(1)
 
 
 def _float16(b: Bytes) -> Parts:
@@ -174,7 +238,7 @@ class Format:
                 kind = rng.integers(0, 16, shape)
                 numbers[kind == 0] = 0.0
                 numbers[kind == 1] *= 1e-4  # subnormal as a half
-                raw[..., at : at + 2] = numbers.astype(np.float16)[..., None].view(np.uint8)
+                self._put_half(raw, at, numbers)
         return raw.reshape(num_rows, num_blocks * self.block_bytes)
 
     def every_byte(self, num_columns: int) -> Bytes:
@@ -182,8 +246,17 @@ class Format:
         raw = np.empty((256, num_columns // self.block_columns, self.block_bytes), np.uint8)
         raw[:] = np.arange(256, dtype=np.uint8)[:, None, None]
         for at in self.halves:
-            raw[..., at : at + 2] = np.array([-0.02], np.float16).view(np.uint8)
+            self._put_half(raw, at, np.array([-0.02]))
         return raw.reshape(256, -1)
+
+    def _put_half(self, raw: Bytes, at: int, numbers: Floats) -> None:
+        halves = numbers.astype(np.float16)[..., None]
+        if self.name != "IQ1_M":
+            raw[..., at : at + 2] = halves.view(np.uint8)
+            return
+        for i in range(4):  # four bits of it are above scales
+            high = (halves.view(np.uint16)[..., 0] >> 4 * i & 15) << 4
+            raw[..., at + 2 * i + 1] = (raw[..., at + 2 * i + 1] & 15) | high
 
 
 FORMATS = (
@@ -192,12 +265,26 @@ FORMATS = (
     Format("Q5_0", 6, 32, 22, _q5_0),
     Format("Q5_1", 7, 32, 24, _q5_1, (0, 2)),
     Format("Q8_0", 8, 32, 34, _q8_0),
+    Format("Q2_K", 10, 256, 84, _q2_k, (80, 82)),
+    Format("Q3_K", 11, 256, 110, _q3_k, (108,)),
     Format("Q4_K", 12, 256, 144, _q4_k, (0, 2)),
     Format("Q5_K", 13, 256, 176, _q5_k, (0, 2)),
     Format("Q6_K", 14, 256, 210, _q6_k, (208,)),
+    Format("IQ1_S", 19, 256, 50, grids.iq1_s),
+    Format("IQ1_M", 29, 256, 56, grids.iq1_m, (48,)),
+    Format("IQ2_XXS", 16, 256, 66, grids.iq2_xxs),
+    Format("IQ2_XS", 17, 256, 74, grids.iq2_xs),
+    Format("IQ2_S", 22, 256, 82, grids.iq2_s),
+    Format("IQ3_XXS", 18, 256, 98, grids.iq3_xxs),
+    Format("IQ3_S", 21, 256, 110, grids.iq3_s),
     Format("IQ4_NL", 20, 32, 18, _iq4_nl),
     Format("IQ4_XS", 23, 256, 136, _iq4_xs),
+    Format("TQ1_0", 34, 256, 54, _tq1_0, (52,)),
+    Format("TQ2_0", 35, 256, 66, _tq2_0, (64,)),
     Format("MXFP4", 39, 32, 17, _mxfp4, ()),
+    Format("NVFP4", 40, 64, 36, _nvfp4, ()),
+    Format("Q1_0", 41, 128, 18, _q1_0),
+    Format("Q2_0", 42, 64, 18, _q2_0),
     Format("F16", 1, 1, 2, _float16),
     Format("BF16", 30, 1, 2, _bfloat16),
     Format("F32", 0, 1, 4, _float32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from ctypes import byref
+from ctypes import byref, c_float
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -189,9 +189,32 @@ def write_hybrid(path: Path, *, num_vocab: int | None = None) -> Path:
 
 # llama.cpp's numbers of files whose matrices are in these formats
 _FILES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 15,
-    "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
+    "Q3_K": 11, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23,
+    "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 29, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32,
+    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "Q1_0": 40, "Q2_0": 41,
 }  # fmt: skip
+
+
+def _alike(lib: Any, path: Path) -> Any:
+    """All columns of all matrices of a file count alike; some formats are not written unless this
+    is said."""
+    gguf = pytest.importorskip("gguf")
+    shapes = {t.name: t.shape.tolist() for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1}
+    found = (lib.llama_model_imatrix_data * (len(shapes) + 1))()  # the last one without a name
+    for i, (name, shape) in enumerate(shapes.items()):
+        size = shape[0] * int(np.prod(shape[2:]))
+        found[i].name, found[i].data, found[i].size = (
+            name.encode(),
+            (c_float * size)(*[1] * size),
+            size,
+        )
+    return found
+
+
+def is_written(kind: str) -> bool:
+    """Whether llama.cpp writes files in a format."""
+    return kind in _FILES
 
 
 def requantised(path: Path, kind: str) -> Path:
@@ -199,6 +222,8 @@ def requantised(path: Path, kind: str) -> Path:
     lib: Any = library.load()
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.pure, params.nthread = _FILES[kind], True, 1
+    if kind.startswith(("IQ1", "IQ2", "IQ3")):
+        params.imatrix = _alike(lib, path)
     made = path.with_suffix(f".{kind.lower()}.gguf")
     assert not lib.llama_model_quantize(str(path).encode(), str(made).encode(), byref(params))
     return made

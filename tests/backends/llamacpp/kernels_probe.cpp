@@ -55,7 +55,7 @@ int main() {
             const Groups groups(*kernel, splits[s], splits[s + 1]);
             for (int64_t g = 0; g < groups.num_groups; g++) {
                 uint8_t * group = activations.get() + groups.first(g) * row_bytes;
-                float * out[Lanes::MOST];
+                float * out[MOST_ROWS];
                 for (int m = 0; m < groups.rows(g); m++) {
                     kernel->put_row(group, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, 0, columns);
                     out[m] = products.data() + (groups.first(g) + m) * rows;

@@ -14,9 +14,11 @@ namespace duodec {
 
 struct Activations {      // 32 numbers of one row
     int8_t codes[BLOCK];
-    int32_t start[2];     // what a sum of products begins with: the codes' sum times minus the weights' offset; where each
-                          // 16 weights have a scale, of the first 16 and of the others
-    float scale, sum;     // and the scale times the codes' sum
+    union {               // of all, or, where each 16 weights have a scale, of the first 16 and of the others:
+        int32_t start[2]; // what a sum of products begins with: the codes' sum times minus the weights' offset
+        float sums[2];    // the scale times the codes' sum, where each 16 weights have a minimum
+    };
+    float scale, sum;     // and the scale times the sum of all codes
 };
 static_assert(sizeof(Activations) == 48);
 
@@ -65,9 +67,13 @@ template <class F> void round_block(Activations & to, const float * x) {
     }
 #endif
     constexpr int offset = F::is_biased ? Lanes::BIASED : F::offset;
-    to.start[0] = -offset * (F::is_halved ? sums[0] : sums[0] + sums[1]);
-    to.start[1] = F::is_halved ? -offset * sums[1] : 0;
     to.scale = most / 127.0f;
+    if constexpr (F::minimum == Minimum::HIGHS) {
+        for (int h = 0; h < 2; h++) to.sums[h] = to.scale * (float)sums[h];
+    } else {
+        to.start[0] = -offset * (F::is_halved ? sums[0] : sums[0] + sums[1]);
+        to.start[1] = F::is_halved ? -offset * sums[1] : 0;
+    }
     to.sum = to.scale * (float)(sums[0] + sums[1]);
 }
 

@@ -1,15 +1,14 @@
 // How quantised weights lie in a GGUF file, and how they are packed for few rows.
 //
 // A tile is 16 rows of weights. Its codes come in vectors of 64 bytes: four consecutive codes of each of the 16 rows; eight
-// vectors make a block of 32 columns. Codes of four bits are stored two vectors to one. The bits above them, scales and minima
-// follow each block. The blocks of a matrix, in the order in which they are multiplied, lie by turns in several streams, where a
+// vectors make a block of 32 columns. Codes of four bits are stored two vectors to one, those of two bits four. The bits above them,
+// scales and minima follow each block. Where a number in the file stands for four or eight weights (`grids.h`), these numbers and
+// the signs are stored instead of codes. The blocks of a matrix, in the order in which they are multiplied, lie by turns in several streams, where a
 // processor reads these faster than one (`streams.h`).
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <vector>
 
 namespace duodec {
 
@@ -24,16 +23,20 @@ inline int num_streams = MOST_STREAMS;  // set before anything is packed
 
 // Numbers of ggml's types, which name a format in a file.
 enum Type {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20,
-    IQ4_XS = 23, BF16 = 30, MXFP4 = 39,
+    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14,
+    IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21, IQ2_S = 22, IQ4_XS = 23, IQ1_M = 29, BF16 = 30,
+    TQ1_0 = 34, TQ2_0 = 35, MXFP4 = 39, NVFP4 = 40, Q1_0 = 41, Q2_0 = 42,
 };
 
-enum class Width { FOUR, FIVE, SIX, EIGHT, HALF, BFLOAT, FLOAT };  // of a code
-// A scale of 32 weights is: a half; a power of two; a half of 256 weights times 6 bits, 6 signed bits, or twice 8 signed bits
-// (each for 16 weights).
-enum class Scale { HALF, EXPONENT, SIX, SIGNED, TWO, NONE };
-// A minimum of 32 weights is: none; a half that is added; a half of 256 weights times 6 bits, that is taken off.
-enum class Minimum { NONE, HALF, SIX };
+// Of a code; FOURS and EIGHTS: a number in the file stands for so many weights.
+enum class Width { ONE, TWO, THREE, FOUR, FIVE, SIX, EIGHT, FOURS, EIGHTS, HALF, BFLOAT, FLOAT };
+// A scale of 32 weights is: a half; a power of two; a half of the file's block times a byte, times a signed one, or by itself. Each
+// 16 weights have one where it is such a half times: twice a signed byte; twice the low four bits of one; twice the four bits plus one half
+// in a byte; or where it is a number of four bits of exponent and three of fraction.
+enum class Scale { HALF, EXPONENT, BYTE, SIGNED, SHARED, TWO, LOWS, NIBBLES, EIGHT_BITS, NONE };
+// A minimum of 32 weights is: none; a half that is added; a half of the file's block, that is taken off, times a byte, or, for each 16
+// weights, times the high four bits of their scale's byte.
+enum class Minimum { NONE, HALF, BYTE, HIGHS };
 enum class Table { NONE, NORMAL, FP4 };  // what a code of four bits stands for
 
 // Plus 128, and plus 12.
@@ -51,10 +54,24 @@ template <int TYPE, Width W, Scale S, Minimum M, int O, Table T, int N, int B> s
     static constexpr int num_bytes = B;  // of a block in the file
     static constexpr bool is_float = W == Width::HALF || W == Width::BFLOAT || W == Width::FLOAT;
     static constexpr bool is_biased = W == Width::EIGHT || T == Table::NORMAL;
-    static constexpr int largest = is_biased ? 255 : T == Table::FP4 ? 24 : W == Width::FOUR ? 15 : W == Width::FIVE ? 31 : 63;  // code
-    static constexpr bool is_halved = S == Scale::TWO;  // two scales a block of 32
-    static constexpr bool has_super = S == Scale::SIX || S == Scale::SIGNED || S == Scale::TWO;
-    static constexpr int steps = has_super ? 8 : 1;  // blocks that share a half
+    static constexpr bool is_grid = W == Width::FOURS || W == Width::EIGHTS;
+    static constexpr int largest = is_grid ? 2 * O :  // code
+        is_biased ? 255 : T == Table::FP4 ? 24 : W == Width::ONE ? 2 : W == Width::TWO ? 3 : W == Width::THREE ? 7 : W == Width::FOUR ? 15 : W == Width::FIVE ? 31 : 63;
+    static constexpr bool has_two_bytes = S == Scale::TWO || S == Scale::LOWS || S == Scale::EIGHT_BITS;
+    static constexpr bool is_halved = has_two_bytes || S == Scale::NIBBLES;  // two scales a block of 32
+    static constexpr bool has_super = S == Scale::BYTE || S == Scale::SIGNED || S == Scale::SHARED || (is_halved && S != Scale::EIGHT_BITS);
+    static constexpr bool has_super_minimum = M == Minimum::BYTE || M == Minimum::HIGHS;
+    static constexpr int steps = has_super ? N / BLOCK : 1;  // blocks that share a half
+    static constexpr float unit = 1;  // times which that half is taken
+    static constexpr int index_bits = 0;
+    static constexpr bool has_signs = false;
+};
+
+// Of weights that are entries of a table, by an index of so many bits (rounded up to what packs well).
+template <int TYPE, Width W, Scale S, int LARGEST, int INDEX_BITS, int EIGHTHS, int B> struct OfGrid : Of<TYPE, W, S, Minimum::NONE, LARGEST, Table::NONE, 256, B> {
+    static constexpr float unit = EIGHTHS / 8.0f;
+    static constexpr int index_bits = INDEX_BITS;
+    static constexpr bool has_signs = TYPE != IQ1_S && TYPE != IQ1_M;
 };
 
 constexpr int BIAS = 128;
@@ -63,12 +80,26 @@ using OfQ4_1 = Of<Q4_1, Width::FOUR, Scale::HALF, Minimum::HALF, 0, Table::NONE,
 using OfQ5_0 = Of<Q5_0, Width::FIVE, Scale::HALF, Minimum::NONE, 16, Table::NONE, 32, 22>;
 using OfQ5_1 = Of<Q5_1, Width::FIVE, Scale::HALF, Minimum::HALF, 0, Table::NONE, 32, 24>;
 using OfQ8_0 = Of<Q8_0, Width::EIGHT, Scale::HALF, Minimum::NONE, BIAS, Table::NONE, 32, 34>;
-using OfQ4_K = Of<Q4_K, Width::FOUR, Scale::SIX, Minimum::SIX, 0, Table::NONE, 256, 144>;
-using OfQ5_K = Of<Q5_K, Width::FIVE, Scale::SIX, Minimum::SIX, 0, Table::NONE, 256, 176>;
+using OfQ2_K = Of<Q2_K, Width::TWO, Scale::LOWS, Minimum::HIGHS, 0, Table::NONE, 256, 84>;
+using OfQ3_K = Of<Q3_K, Width::THREE, Scale::TWO, Minimum::NONE, 4, Table::NONE, 256, 110>;
+using OfQ4_K = Of<Q4_K, Width::FOUR, Scale::BYTE, Minimum::BYTE, 0, Table::NONE, 256, 144>;
+using OfQ5_K = Of<Q5_K, Width::FIVE, Scale::BYTE, Minimum::BYTE, 0, Table::NONE, 256, 176>;
 using OfQ6_K = Of<Q6_K, Width::SIX, Scale::TWO, Minimum::NONE, 32, Table::NONE, 256, 210>;
+using OfIQ1_S = OfGrid<IQ1_S, Width::EIGHTS, Scale::BYTE, 9, 12, 1, 50>;
+using OfIQ1_M = OfGrid<IQ1_M, Width::EIGHTS, Scale::NIBBLES, 9, 12, 1, 56>;
+using OfIQ2_XXS = OfGrid<IQ2_XXS, Width::EIGHTS, Scale::BYTE, 43, 8, 1, 66>;
+using OfIQ2_XS = OfGrid<IQ2_XS, Width::EIGHTS, Scale::NIBBLES, 43, 10, 1, 74>;
+using OfIQ2_S = OfGrid<IQ2_S, Width::EIGHTS, Scale::NIBBLES, 43, 10, 1, 82>;
+using OfIQ3_XXS = OfGrid<IQ3_XXS, Width::FOURS, Scale::BYTE, 62, 8, 2, 98>;
+using OfIQ3_S = OfGrid<IQ3_S, Width::FOURS, Scale::BYTE, 15, 9, 8, 110>;
 using OfIQ4_NL = Of<IQ4_NL, Width::FOUR, Scale::HALF, Minimum::NONE, BIAS, Table::NORMAL, 32, 18>;
 using OfIQ4_XS = Of<IQ4_XS, Width::FOUR, Scale::SIGNED, Minimum::NONE, BIAS, Table::NORMAL, 256, 136>;
+using OfTQ1_0 = Of<TQ1_0, Width::TWO, Scale::SHARED, Minimum::NONE, 1, Table::NONE, 256, 54>;
+using OfTQ2_0 = Of<TQ2_0, Width::TWO, Scale::SHARED, Minimum::NONE, 1, Table::NONE, 256, 66>;
 using OfMXFP4 = Of<MXFP4, Width::FOUR, Scale::EXPONENT, Minimum::NONE, 12, Table::FP4, 32, 17>;
+using OfNVFP4 = Of<NVFP4, Width::FOUR, Scale::EIGHT_BITS, Minimum::NONE, 12, Table::FP4, 64, 36>;
+using OfQ1_0 = Of<Q1_0, Width::ONE, Scale::SHARED, Minimum::NONE, 1, Table::NONE, 128, 18>;
+using OfQ2_0 = Of<Q2_0, Width::TWO, Scale::SHARED, Minimum::NONE, 1, Table::NONE, 64, 18>;
 using OfF16 = Of<F16, Width::HALF, Scale::NONE, Minimum::NONE, 0, Table::NONE, 1, 2>;
 using OfBF16 = Of<BF16, Width::BFLOAT, Scale::NONE, Minimum::NONE, 0, Table::NONE, 1, 2>;
 using OfF32 = Of<F32, Width::FLOAT, Scale::NONE, Minimum::NONE, 0, Table::NONE, 1, 4>;
@@ -81,12 +112,26 @@ template <class Use, class Result> Result with_format(int type, Use use, Result 
         case Q5_0: return use(OfQ5_0());
         case Q5_1: return use(OfQ5_1());
         case Q8_0: return use(OfQ8_0());
+        case Q2_K: return use(OfQ2_K());
+        case Q3_K: return use(OfQ3_K());
         case Q4_K: return use(OfQ4_K());
         case Q5_K: return use(OfQ5_K());
         case Q6_K: return use(OfQ6_K());
+        case IQ1_S: return use(OfIQ1_S());
+        case IQ1_M: return use(OfIQ1_M());
+        case IQ2_XXS: return use(OfIQ2_XXS());
+        case IQ2_XS: return use(OfIQ2_XS());
+        case IQ2_S: return use(OfIQ2_S());
+        case IQ3_XXS: return use(OfIQ3_XXS());
+        case IQ3_S: return use(OfIQ3_S());
         case IQ4_NL: return use(OfIQ4_NL());
         case IQ4_XS: return use(OfIQ4_XS());
+        case TQ1_0: return use(OfTQ1_0());
+        case TQ2_0: return use(OfTQ2_0());
         case MXFP4: return use(OfMXFP4());
+        case NVFP4: return use(OfNVFP4());
+        case Q1_0: return use(OfQ1_0());
+        case Q2_0: return use(OfQ2_0());
         case F16: return use(OfF16());
         case BF16: return use(OfBF16());
         case F32: return use(OfF32());
@@ -100,12 +145,17 @@ inline int64_t num_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
 // share (scales, then minima). A block of floats has 8 columns, the first one's weights first.
 template <class F> struct Layout {
     static constexpr int columns = F::is_float ? 8 : BLOCK;  // of a block
-    static constexpr int above = F::width == Width::EIGHT ? 512 : 256;  // in a block of codes, which begins with them
-    static constexpr int scales = above + (F::width == Width::FIVE ? 64 : F::width == Width::SIX ? 128 : 0);
-    static constexpr int minima = scales + (F::scale == Scale::HALF || F::is_halved ? 32 : 16);
-    static constexpr int codes_bytes = minima + (F::minimum == Minimum::HALF ? 32 : F::minimum == Minimum::SIX ? 16 : 0);
+    static constexpr bool is_two = F::width == Width::TWO || F::width == Width::THREE;  // bits, and those above them
+    static constexpr int codes = F::width == Width::ONE || F::width == Width::EIGHTS ? 64 : F::width == Width::EIGHT ? 512 : is_two || F::width == Width::FOURS ? 128 : 256;
+    static constexpr int above = codes;  // in a block, which begins with its codes, or the low eight bits of its indices
+    static constexpr int indices = F::width == Width::EIGHTS ? 4 : 8;  // of a row
+    static constexpr int signs = above + (F::is_grid ? TILE * indices * (F::index_bits - 8) / 8 : 0);
+    static constexpr int above_bytes = F::width == Width::THREE || F::width == Width::FIVE ? 64 : F::width == Width::SIX ? 128 : 0;
+    static constexpr int scales = F::is_grid ? signs + (F::has_signs ? 64 : 0) : above + above_bytes;
+    static constexpr int minima = scales + (F::scale == Scale::SHARED ? 0 : F::scale == Scale::HALF || F::has_two_bytes ? 32 : 16);
+    static constexpr int codes_bytes = minima + (F::minimum == Minimum::HALF ? 32 : F::minimum == Minimum::BYTE ? 16 : 0);
     static constexpr int block_bytes = F::is_float ? columns * TILE * F::num_bytes : codes_bytes;
-    static constexpr int half_bytes = !F::has_super ? 0 : F::minimum == Minimum::SIX ? 64 : 32;
+    static constexpr int half_bytes = !F::has_super ? 0 : F::has_super_minimum ? 64 : 32;
 
     int64_t num_blocks;  // of a tile
     int streams;
@@ -144,95 +194,5 @@ template <class F> struct Walk {
 };
 
 template <class F> int64_t matrix_bytes(int64_t rows, int64_t columns) { return Layout<F>(rows, columns).num_bytes(); }
-
-// A block of 32 weights as a file has it: codes, and the small numbers that belong to them.
-struct FileBlock {
-    uint8_t codes[BLOCK];
-    uint8_t scale[2];  // bytes: six bits, signed bits, an exponent
-    uint8_t minimum;
-    uint16_t half, half_minimum;
-};
-
-inline uint16_t half_at(const uint8_t * p) { uint16_t h; memcpy(&h, p, 2); return h; }
-
-// The 32 weights that begin at column 32 * `j` of a block in the file.
-template <class F> inline FileBlock read_block(const uint8_t * p, int j) {
-    FileBlock b{};
-    constexpr bool has_halves_first = F::type != Q6_K && F::type != MXFP4;
-    if constexpr (has_halves_first) b.half = half_at(p);
-    if constexpr (F::minimum != Minimum::NONE) b.half_minimum = half_at(p + 2);
-    if constexpr (F::type == Q8_0) {
-        for (int k = 0; k < 32; k++) b.codes[k] = p[2 + k] ^ 0x80;  // plus 128
-    } else if constexpr (F::type == Q4_K || F::type == Q5_K) {
-        const uint8_t * s = p + 4, * codes = p + (F::type == Q4_K ? 16 : 48) + 32 * (j / 2), * above = p + 16;
-        b.scale[0] = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-        b.minimum = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
-        for (int k = 0; k < 32; k++) b.codes[k] = j % 2 ? codes[k] >> 4 : codes[k] & 15;
-        if constexpr (F::type == Q5_K) for (int k = 0; k < 32; k++) b.codes[k] |= (above[k] >> j & 1) << 4;
-    } else if constexpr (F::type == Q6_K) {
-        const uint8_t * low = p + 64 * (j / 4) + 32 * (j % 2), * above = p + 128 + 32 * (j / 4);
-        for (int k = 0; k < 32; k++) b.codes[k] = (j % 4 < 2 ? low[k] & 15 : low[k] >> 4) | (above[k] >> 2 * (j % 4) & 3) << 4;
-        b.scale[0] = p[192 + 2 * j];
-        b.scale[1] = p[193 + 2 * j];
-        b.half = half_at(p + 208);
-    } else if constexpr (F::type == IQ4_XS) {
-        const int bits = (p[4 + j / 2] >> 4 * (j % 2) & 15) | (half_at(p + 2) >> 2 * j & 3) << 4;
-        b.scale[0] = (uint8_t)(bits - 32);
-        for (int k = 0; k < 16; k++) { b.codes[k] = p[8 + 16 * j + k] & 15; b.codes[16 + k] = p[8 + 16 * j + k] >> 4; }
-    } else {  // a block of 32, its first 16 codes in the low halves of bytes
-        const uint8_t * codes = p + F::num_bytes - 16;
-        for (int k = 0; k < 16; k++) { b.codes[k] = codes[k] & 15; b.codes[16 + k] = codes[k] >> 4; }
-        if constexpr (F::width == Width::FIVE) {
-            uint32_t above;
-            memcpy(&above, codes - 4, 4);
-            for (int k = 0; k < 32; k++) b.codes[k] |= (above >> k & 1) << 4;
-        }
-        if constexpr (F::type == MXFP4) b.scale[0] = std::max<uint8_t>(p[0], 1) - 1;  // 2^(e - 128), halved by no table
-    }
-    return b;
-}
-
-// Packs rows of weights of `row_bytes` each, as many as tile `tile` of the matrix has; rows that are missing are zero.
-template <class F> void pack_tile(uint8_t * matrix, int64_t num_rows, int64_t columns, int64_t tile, const uint8_t * file, int64_t row_bytes) {
-    const Layout<F> layout(num_rows, columns);
-    const int rows = (int)std::min<int64_t>(TILE, num_rows - tile * TILE);
-    for (int64_t b = 0; b < layout.num_blocks; b++) {
-        uint8_t * block_at = matrix + layout.block(tile, b);
-        memset(block_at, 0, layout.block_bytes);  // a row of zero scales is zero
-        if constexpr (F::is_float) {
-            const int64_t first = b * layout.columns, count = std::min<int64_t>(layout.columns, columns - first);
-            for (int64_t k = 0; k < count; k++)
-                for (int r = 0; r < rows; r++)
-                    memcpy(block_at + (k * TILE + r) * F::num_bytes, file + r * row_bytes + (first + k) * F::num_bytes, F::num_bytes);
-        } else {
-            using At = Layout<F>;
-            uint8_t * halves = matrix + layout.halves(tile, b);
-            if (F::has_super && b % F::steps == 0) memset(halves, 0, At::half_bytes);
-            uint8_t codes[8][LINE] = {};
-            for (int r = 0; r < rows; r++) {
-                constexpr int parts = F::columns / BLOCK;
-                const FileBlock block = read_block<F>(file + r * row_bytes + b / parts * F::num_bytes, b % parts);
-                for (int v = 0; v < 8; v++) memcpy(codes[v] + 4 * r, block.codes + 4 * v, 4);
-                if constexpr (F::scale == Scale::HALF) memcpy(block_at + At::scales + 2 * r, &block.half, 2);
-                else block_at[At::scales + r] = block.scale[0];
-                if constexpr (F::is_halved) block_at[At::scales + 16 + r] = block.scale[1];
-                if constexpr (F::minimum == Minimum::HALF) memcpy(block_at + At::minima + 2 * r, &block.half_minimum, 2);
-                if constexpr (F::minimum == Minimum::SIX) block_at[At::minima + r] = block.minimum;
-                if constexpr (F::has_super) memcpy(halves + 2 * r, &block.half, 2);
-                if constexpr (F::minimum == Minimum::SIX) memcpy(halves + 32 + 2 * r, &block.half_minimum, 2);
-            }
-            if constexpr (F::width == Width::EIGHT) {
-                memcpy(block_at, codes, 512);
-            } else {
-                for (int v = 0; v < 4; v++) for (int i = 0; i < LINE; i++) block_at[LINE * v + i] = (codes[2 * v][i] & 15) | codes[2 * v + 1][i] << 4;
-                uint8_t * above = block_at + At::above;
-                if constexpr (F::width == Width::FIVE)
-                    for (int v = 0; v < 8; v++) for (int i = 0; i < LINE; i++) above[i] |= (codes[v][i] >> 4) << v;
-                if constexpr (F::width == Width::SIX)
-                    for (int v = 0; v < 8; v++) for (int i = 0; i < LINE; i++) above[LINE * (v / 4) + i] |= (codes[v][i] >> 4) << 2 * (v % 4);
-            }
-        }
-    }
-}
 
 }  // namespace duodec

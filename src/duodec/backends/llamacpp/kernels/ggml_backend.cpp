@@ -29,6 +29,11 @@ static_assert((int)duodec::F16 == GGML_TYPE_F16 && (int)duodec::BF16 == GGML_TYP
 static_assert((int)duodec::Q4_1 == GGML_TYPE_Q4_1 && (int)duodec::Q5_0 == GGML_TYPE_Q5_0 && (int)duodec::Q5_1 == GGML_TYPE_Q5_1);
 static_assert((int)duodec::Q8_0 == GGML_TYPE_Q8_0 && (int)duodec::Q4_K == GGML_TYPE_Q4_K && (int)duodec::Q5_K == GGML_TYPE_Q5_K);
 static_assert((int)duodec::Q6_K == GGML_TYPE_Q6_K && (int)duodec::IQ4_NL == GGML_TYPE_IQ4_NL);
+static_assert((int)duodec::Q2_K == GGML_TYPE_Q2_K && (int)duodec::Q3_K == GGML_TYPE_Q3_K);
+static_assert((int)duodec::TQ1_0 == GGML_TYPE_TQ1_0 && (int)duodec::TQ2_0 == GGML_TYPE_TQ2_0 && (int)duodec::IQ1_S == GGML_TYPE_IQ1_S);
+static_assert((int)duodec::IQ1_M == GGML_TYPE_IQ1_M && (int)duodec::IQ2_XXS == GGML_TYPE_IQ2_XXS && (int)duodec::IQ2_XS == GGML_TYPE_IQ2_XS);
+static_assert((int)duodec::IQ2_S == GGML_TYPE_IQ2_S && (int)duodec::IQ3_XXS == GGML_TYPE_IQ3_XXS && (int)duodec::IQ3_S == GGML_TYPE_IQ3_S);
+static_assert((int)duodec::NVFP4 == GGML_TYPE_NVFP4 && (int)duodec::Q1_0 == GGML_TYPE_Q1_0 && (int)duodec::Q2_0 == GGML_TYPE_Q2_0);
 static_assert((int)duodec::IQ4_XS == GGML_TYPE_IQ4_XS && (int)duodec::MXFP4 == GGML_TYPE_MXFP4 && (int)duodec::F32 == GGML_TYPE_F32);
 
 namespace {
@@ -162,12 +167,12 @@ struct Rows {
 };
 
 // Where the chunks begin in which threads take tiles, and the end of the last: of the tiles that are left each thread takes half of
-// its part, so that all end together, however fast each is, and read long streams. No chunk has more tiles than `most`.
-std::vector<int64_t> chunks_of(int64_t num_tiles, int64_t num_threads, int64_t least, int64_t most) {
+// its part, so that all end together, however fast each is, and read long streams.
+std::vector<int64_t> chunks_of(int64_t num_tiles, int64_t num_threads, int64_t least) {
     std::vector<int64_t> begins;
     for (int64_t tile = 0; tile < num_tiles;) {
         const int64_t part = (num_tiles - tile) / (num_threads == 1 ? 1 : 2 * num_threads);
-        const int64_t size = std::max<int64_t>(1, std::min(most, std::max(least, part)));
+        const int64_t size = std::max<int64_t>({1, least, part});
         for (int64_t i = 0; i < num_threads && tile < num_tiles; i++, tile += size) begins.push_back(tile);
     }
     begins.push_back(num_tiles);
@@ -221,22 +226,24 @@ class Traits : public ggml::cpu::tensor_traits {
         if (tiles)
             for (int64_t r = ith; r < rows.num_rows; r += nth)
                 std::fill_n(rows.out(r), num_weights, -std::numeric_limits<float>::infinity());
+        std::vector<int64_t> met;  // matrices, whose tiles follow each other
+        for (int64_t e = 0; e < rows.num_matrices; e++)
+            if (rows.groups(kernel, e).num_groups) met.push_back(e);
         const int64_t tile_bytes = matrix_bytes(kernel, weights) / all_tiles;
-        const int64_t most = rows.num_rows > kernel.most_rows ? MOST_CACHED / tile_bytes : num_tiles;
-        const std::vector<int64_t> chunks = chunks_of(num_tiles, nth, LEAST_CHUNK / tile_bytes, most);
+        const std::vector<int64_t> chunks = chunks_of((int64_t)met.size() * num_tiles, nth, LEAST_CHUNK / tile_bytes);
         const int64_t num_chunks = (int64_t)chunks.size() - 1;
         if (ith == 0) ggml_threadpool_chunk_set(params->threadpool, nth);
         ggml_barrier(params->threadpool);
 
-        int64_t next = ith, passed = 0;  // chunks: mine, and those of the matrices before this one
-        for (int64_t e = 0; e < rows.num_matrices; e++) {
-            const Groups groups = rows.groups(kernel, e);
-            if (!groups.num_groups) continue;
-            const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
-            for (; next < passed + num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-                const int64_t begin = chunks[next - passed], end = chunks[next - passed + 1];
+        for (int64_t next = ith; next < num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            for (int64_t at = chunks[next]; at < chunks[next + 1];) {
+                const int64_t e = met[at / num_tiles], begin = at % num_tiles;
+                const Groups groups = rows.groups(kernel, e);
+                const int64_t most = groups.num_groups > 1 ? std::max<int64_t>(1, MOST_CACHED / tile_bytes) : num_tiles;
+                const int64_t end = std::min({num_tiles, begin + chunks[next + 1] - at, begin + most});
+                const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
                 for (int64_t g = 0; g < groups.num_groups; g++) {
-                    float * out[duodec::Lanes::MOST];
+                    float * out[duodec::MOST_ROWS];
                     for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
                     for (int64_t from = begin, to; from < end; from = to) {  // runs of tiles that follow each other
                         to = tiles ? from + 1 : end;
@@ -246,8 +253,8 @@ class Traits : public ggml::cpu::tensor_traits {
                                                activations + groups.first(g) * row_bytes, groups.rows(g), out);
                     }
                 }
+                at += end - begin;
             }
-            passed += num_chunks;
         }
         return true;
     }
@@ -524,13 +531,21 @@ DUODEC_EXPORT double duodec_deviation(void) {
         const int64_t file_row = (int64_t)ggml_row_size((ggml_type)type, columns);
         std::vector<uint8_t> file(rows * file_row), packed(kernel->matrix_bytes(rows, columns) + 64), group(num_x * kernel->row_bytes(columns) + 64);
         if (type == GGML_TYPE_F32) memcpy(file.data(), weights.data(), file.size());
-        else ggml_quantize_chunk((ggml_type)type, weights.data(), file.data(), 0, rows, columns, nullptr);
+        else if (kernel->columns == 1) ggml_quantize_chunk((ggml_type)type, weights.data(), file.data(), 0, rows, columns, nullptr);
+        else  // any blocks of weights of ordinary size: ggml needs seconds before it rounds to some formats
+            for (size_t at = 0; at < file.size(); at += kernel->block_bytes)
+                for (float most = 0; !(most > 0.5f && most < 8.0f);) {
+                    for (int i = 0; i < kernel->block_bytes; i++) file[at + i] = (next(), (uint8_t)(state >> 24));
+                    traits_of->to_float(file.data() + at, read.data(), kernel->columns);
+                    most = 0;
+                    for (int k = 0; k < kernel->columns; k++) most = std::isfinite(read[k]) ? std::max(most, std::abs(read[k])) : 9.0f + most;
+                }
         uint8_t * matrix = (uint8_t *)(((uintptr_t)packed.data() + 63) / 64 * 64);
         for (int64_t t = 0; t < duodec::num_tiles(rows); t++) kernel->pack_tile(matrix, rows, columns, t, file.data() + t * TILE * file_row, file_row);
         std::vector<float> products(num_x * rows);
         const Groups groups(*kernel, 0, num_x);
         for (int64_t g = 0; g < groups.num_groups; g++) {
-            float * out[duodec::Lanes::MOST];
+            float * out[duodec::MOST_ROWS];
             uint8_t * at = group.data() + groups.first(g) * kernel->row_bytes(columns);
             for (int m = 0; m < groups.rows(g); m++) {
                 kernel->put_row(at, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, 0, columns);

@@ -18,6 +18,7 @@ struct Lanes {
     static constexpr int ROWS = 8;
     static constexpr int MOST = 6;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 6;  // with weights that are floats: two sums a row fill the 16 registers
+    static constexpr int MOST_GRIDS = 8;   // with weights that are looked up, which takes longer than to multiply them
     static constexpr bool HOLDS_CODES = false;  // registers do not: twice six rows of integers fill them
     static constexpr bool IS_SLOW_WITH_BYTES = !DUODEC_HAS_VNNI;  // codes of eight bits take twice the time of four
     static constexpr int BIASED = DUODEC_HAS_VNNI ? 128 : 0;
@@ -28,11 +29,36 @@ struct Lanes {
     static Codes load(const uint8_t * p) { return _mm256_loadu_si256((const __m256i *)p); }
     static Codes low(Codes c) { return _mm256_and_si256(c, _mm256_set1_epi8(15)); }
     static Codes high(Codes c) { return _mm256_and_si256(_mm256_srli_epi16(c, 4), _mm256_set1_epi8(15)); }
-    template <int FROM, int MASK> static Codes with(Codes c, Codes h) {
-        const __m256i moved = FROM < 4 ? _mm256_slli_epi16(h, FROM < 4 ? 4 - FROM : 0) : FROM > 4 ? _mm256_srli_epi16(h, FROM > 4 ? FROM - 4 : 0) : h;
-        return _mm256_or_si256(c, _mm256_and_si256(moved, _mm256_set1_epi8(MASK)));
+    template <int RIGHT> static Codes moved(Codes h) {
+        if constexpr (RIGHT < 0) return _mm256_slli_epi16(h, -RIGHT);
+        else if constexpr (RIGHT > 0) return _mm256_srli_epi16(h, RIGHT);
+        else return h;
     }
+    template <int RIGHT, int MASK> static Codes bits(Codes h) { return _mm256_and_si256(moved<RIGHT>(h), _mm256_set1_epi8(MASK)); }
+    template <int RIGHT, int MASK> static Codes with(Codes c, Codes h) { return _mm256_or_si256(c, bits<RIGHT, MASK>(h)); }
     static Codes lookup(Codes c, const uint8_t * table) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), c); }
+    template <int FROM, int MASK> static void join(const uint8_t * low, const uint8_t * above, uint16_t * to) {
+        const __m128i high = _mm_and_si128(_mm_srli_epi16(_mm_loadl_epi64((const __m128i *)above), FROM), _mm_set1_epi8(MASK));
+        _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i *)low), high));
+    }
+    template <int FIRST, class Index> static __m256 two_and_two(const uint64_t * table, const Index & index) {  // of these rows, and the fifth ones from there
+        const auto two = [&](int r) {
+            return _mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(table + index[r]))), (const __m64 *)(table + index[r + 1]));
+        };
+        return _mm256_insertf128_ps(_mm256_castps128_ps256(two(FIRST)), two(FIRST + 4), 1);
+    }
+    template <class Index> static void entries(const uint64_t * table, const Index & index, Codes & even, Codes & odd) {
+        const __m256 a = two_and_two<0>(table, index), b = two_and_two<2>(table, index);
+        even = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+        odd = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+    }
+    template <class Index> static Codes entries(const uint32_t * table, const Index & index) {
+        return _mm256_setr_epi32(table[index[0]], table[index[1]], table[index[2]], table[index[3]], table[index[4]], table[index[5]], table[index[6]], table[index[7]]);
+    }
+    template <int BIT> static Codes signed_by(Codes c, Codes signs, int offset) {
+        const __m256i sign = _mm256_or_si256(moved<BIT - 7>(signs), _mm256_set1_epi8(1));  // no zero
+        return _mm256_add_epi8(_mm256_sign_epi8(c, sign), _mm256_set1_epi8((char)offset));
+    }
     static Int set(int32_t x) { return _mm256_set1_epi32(x); }
     // Keeps a compiler from moving additions behind products for which there is no register left.
     static void keep(__m256i & x) {
@@ -64,6 +90,11 @@ struct Lanes {
         void begin(int32_t start) { sum = set(start); }
         void add(int v, Codes c, __m256i word) {
             const __m256i products = _mm256_maddubs_epi16(c, word);
+            if constexpr (RUN == 1) {
+                sum = _mm256_add_epi32(sum, added_pairs(products));
+                keep(sum);
+                return;
+            }
             if (v % RUN) pairs = _mm256_add_epi16(pairs, products);
             else {
                 if (v) sum = end();
@@ -71,7 +102,7 @@ struct Lanes {
             }
             keep(pairs);
         }
-        Int end() const { return _mm256_add_epi32(sum, added_pairs(pairs)); }
+        Int end() const { return RUN == 1 ? sum : _mm256_add_epi32(sum, added_pairs(pairs)); }
     };
 #endif
     static __m256i word(const int8_t * a, int v) {  // four codes of activations, for each row of weights
@@ -90,8 +121,14 @@ struct Lanes {
     static Real from_bfloat(const uint16_t * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16)); }
     static Real from_float(const float * p) { return _mm256_loadu_ps(p); }
     static Real from_unsigned(const uint8_t * p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+    static Real from_low(const uint8_t * p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(_mm_loadl_epi64((const __m128i *)p), _mm_set1_epi8(15)))); }
+    static Real from_high(const uint8_t * p) { return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 4)); }
     static Real from_signed(const int8_t * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
     static Real from_exponent(const uint8_t * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 23)); }
+    static Real from_eight_bits(const uint8_t * p) {
+        const __m128i halves = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+        return _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(128));
+    }
     static void store(float * p, Real x) { _mm256_storeu_ps(p, x); }
 
     // --- for attention

@@ -3,10 +3,12 @@
 // A sum runs over blocks of 32 columns in their order, and nothing else decides how it is rounded: not the number of rows, not
 // who computes them. Codes are unpacked once for all rows.
 #pragma once
+#include <algorithm>
 #include <utility>
 
 #include "activations.h"
 #include "formats.h"
+#include "grids.h"
 #include "lanes.h"
 
 #if DUODEC_IS_FAST
@@ -29,12 +31,63 @@ inline void prefetch(const uint8_t * weights, int64_t ahead, int num_bytes) {
     for (int i = 0; i < num_bytes; i += LINE) __builtin_prefetch(weights + ahead + i, 0, 2);
 }
 
-// Unpacks vectors 2 * V and 2 * V + 1 of the codes of a block.
-template <class F, int V> DUODEC_INLINE void unpack(const uint8_t * codes, const uint8_t * above, Lanes::Codes & even, Lanes::Codes & odd) {
+// The indices at place I of so many rows of weights, the first of which is `row`. They are read eight bytes at once: tables keep a
+// processor's loads busy.
+template <class F, int I> struct Indices {
+    static constexpr int high = F::index_bits - 8, bit = I * high, size = high ? 16 : 8;
+    uint64_t words[Lanes::ROWS * size / 64];
+
+    DUODEC_INLINE Indices(const uint8_t * block, int row) {
+        const uint8_t * low = block + TILE * I + row, * above = block + Layout<F>::above + TILE * (bit / 8) + row;
+        if constexpr (high == 0) {
+            memcpy(words, low, sizeof words);
+        } else {
+            uint16_t joined[Lanes::ROWS];
+            Lanes::join<bit % 8, (1 << high) - 1>(low, above, joined);
+            memcpy(words, joined, sizeof words);
+        }
+    }
+    DUODEC_INLINE uint64_t operator[](int r) const { return words[r * size / 64] >> r * size % 64 & ((1 << size) - 1); }
+};
+
+// Looks up vectors 2 * V and 2 * V + 1 of a block of entries of a table, from row `row` of the tile on.
+template <class F, int V> DUODEC_INLINE void look_up(const uint8_t * block, int row, Lanes::Codes & even, Lanes::Codes & odd) {
     using L = Lanes;
-    if constexpr (F::width == Width::EIGHT) {
+    if constexpr (F::width == Width::EIGHTS) {
+        L::entries(GRID<F::type>.entries, Indices<F, V>(block, row), even, odd);
+    } else {
+        even = L::entries(GRID<F::type>.entries, Indices<F, 2 * V>(block, row));
+        odd = L::entries(GRID<F::type>.entries, Indices<F, 2 * V + 1>(block, row));
+    }
+    if constexpr (F::has_signs) {
+        const L::Codes signs = L::load(block + Layout<F>::signs + 4 * row);
+        even = L::signed_by<2 * V>(even, signs, F::offset);
+        odd = L::signed_by<2 * V + 1>(odd, signs, F::offset);
+    }
+}
+
+// Unpacks vectors 2 * V and 2 * V + 1 of the codes of a block, from row `row` of the tile on.
+template <class F, int V> DUODEC_INLINE void unpack(const uint8_t * block, int row, Lanes::Codes & even, Lanes::Codes & odd) {
+    using L = Lanes;
+    const uint8_t * codes = block + 4 * row, * above = codes + Layout<F>::above;
+    if constexpr (F::is_grid) {
+        look_up<F, V>(block, row, even, odd);
+    } else if constexpr (F::width == Width::EIGHT) {
         even = L::load(codes + LINE * 2 * V);
         odd = L::load(codes + LINE * (2 * V + 1));
+    } else if constexpr (F::width == Width::ONE) {  // zero and two, less one
+        const L::Codes eight = L::load(codes);
+        even = L::bits<2 * V - 1, 2>(eight);
+        odd = L::bits<2 * V, 2>(eight);
+    } else if constexpr (Layout<F>::is_two) {
+        const L::Codes four = L::load(codes + LINE * (V / 2));
+        even = L::bits<V % 2 * 4, 3>(four);
+        odd = L::bits<V % 2 * 4 + 2, 3>(four);
+        if constexpr (F::width == Width::THREE) {
+            const L::Codes h = L::load(above);
+            even = L::with<2 * V - 2, 4>(even, h);
+            odd = L::with<2 * V - 1, 4>(odd, h);
+        }
     } else {
         const L::Codes two = L::load(codes + LINE * V);
         even = L::low(two);
@@ -46,13 +99,13 @@ template <class F, int V> DUODEC_INLINE void unpack(const uint8_t * codes, const
         }
         if constexpr (F::width == Width::FIVE) {
             const L::Codes h = L::load(above);
-            even = L::with<2 * V, 16>(even, h);
-            odd = L::with<2 * V + 1, 16>(odd, h);
+            even = L::with<2 * V - 4, 16>(even, h);
+            odd = L::with<2 * V - 3, 16>(odd, h);
         }
         if constexpr (F::width == Width::SIX) {
             const L::Codes h = L::load(above + LINE * (V / 2));
-            even = L::with<V % 2 * 4, 48>(even, h);
-            odd = L::with<V % 2 * 4 + 2, 48>(odd, h);
+            even = L::with<V % 2 * 4 - 4, 48>(even, h);
+            odd = L::with<V % 2 * 4 - 2, 48>(odd, h);
         }
     }
 }
@@ -95,7 +148,7 @@ void multiply_floats(const uint8_t * matrix, const Layout<F> & layout, int64_t c
 
 // What the integers of a block are multiplied with, for as many rows of weights as lanes.
 struct Factors {
-    Lanes::Real scale[2], minimum;
+    Lanes::Real scale[2], minimum[2];  // the second of both: where each 16 weights have their own
 };
 
 template <class F> DUODEC_INLINE Factors factors(const uint8_t * block, int row, Lanes::Real half, Lanes::Real half_minimum) {
@@ -104,11 +157,21 @@ template <class F> DUODEC_INLINE Factors factors(const uint8_t * block, int row,
     Factors f;
     if constexpr (F::scale == Scale::HALF) f.scale[0] = L::from_half((const uint16_t *)scales + row);
     else if constexpr (F::scale == Scale::EXPONENT) f.scale[0] = L::from_exponent(scales + row);
-    else if constexpr (F::scale == Scale::SIX) f.scale[0] = L::mul(half, L::from_unsigned(scales + row));
-    else f.scale[0] = L::mul(half, L::from_signed((const int8_t *)scales + row));
-    if constexpr (F::is_halved) f.scale[1] = L::mul(half, L::from_signed((const int8_t *)scales + 16 + row));
-    if constexpr (F::minimum == Minimum::HALF) f.minimum = L::from_half((const uint16_t *)minima + row);
-    if constexpr (F::minimum == Minimum::SIX) f.minimum = L::mul(half_minimum, L::from_unsigned(minima + row));
+    else if constexpr (F::scale == Scale::BYTE) f.scale[0] = L::mul(half, L::from_unsigned(scales + row));
+    else if constexpr (F::scale == Scale::SIGNED) f.scale[0] = L::mul(half, L::from_signed((const int8_t *)scales + row));
+    else if constexpr (F::scale == Scale::SHARED) f.scale[0] = half;
+    else if constexpr (F::scale == Scale::NIBBLES) {
+        f.scale[0] = L::mul(half, L::add_product(L::splat(1), L::splat(2), L::from_low(scales + row)));
+        f.scale[1] = L::mul(half, L::add_product(L::splat(1), L::splat(2), L::from_high(scales + row)));
+    } else
+        for (int h = 0; h < 2; h++) {
+            const uint8_t * own = scales + 16 * h + row;
+            if constexpr (F::scale == Scale::EIGHT_BITS) f.scale[h] = L::from_eight_bits(own);
+            else f.scale[h] = L::mul(half, F::scale == Scale::TWO ? L::from_signed((const int8_t *)own) : L::from_low(own));
+            if constexpr (F::minimum == Minimum::HIGHS) f.minimum[h] = L::mul(half_minimum, L::from_high(own));
+        }
+    if constexpr (F::minimum == Minimum::HALF) f.minimum[0] = L::from_half((const uint16_t *)minima + row);
+    if constexpr (F::minimum == Minimum::BYTE) f.minimum[0] = L::mul(half_minimum, L::from_unsigned(minima + row));
     return f;
 }
 
@@ -116,8 +179,9 @@ template <class F> DUODEC_INLINE Factors factors(const uint8_t * block, int row,
 template <class F> DUODEC_INLINE void add_block(Lanes::Real & sum, Lanes::Int dots, const Factors & f, int h, const Activations & a) {
     using L = Lanes;
     sum = L::add_product(sum, L::real(dots), L::mul(f.scale[h], L::splat(a.scale)));
-    if constexpr (F::minimum == Minimum::HALF) sum = L::add_product(sum, f.minimum, L::splat(a.sum));
-    if constexpr (F::minimum == Minimum::SIX) sum = L::take_product(sum, f.minimum, L::splat(a.sum));
+    if constexpr (F::minimum == Minimum::HALF) sum = L::add_product(sum, f.minimum[0], L::splat(a.sum));
+    if constexpr (F::minimum == Minimum::BYTE) sum = L::take_product(sum, f.minimum[0], L::splat(a.sum));
+    if constexpr (F::minimum == Minimum::HIGHS) sum = L::take_product(sum, f.minimum[h], L::splat(a.sums[h]));
 }
 
 template <class F> inline int32_t start_of(const Activations & a, int h) { return F::minimum == Minimum::NONE ? a.start[h] : 0; }
@@ -128,11 +192,10 @@ DUODEC_INLINE void multiply_by_rows(const uint8_t * block, int row, Lanes::Real 
     using Dots = typename L::template Dots<F::largest>;
     constexpr int HALVES = F::is_halved ? 2 : 1, VECTORS = 8 / HALVES;
     Lanes::Codes x[8];
-    const uint8_t * codes = block + 4 * row, * above = codes + Layout<F>::above;
-    unpack<F, 0>(codes, above, x[0], x[1]);
-    unpack<F, 1>(codes, above, x[2], x[3]);
-    unpack<F, 2>(codes, above, x[4], x[5]);
-    unpack<F, 3>(codes, above, x[6], x[7]);
+    unpack<F, 0>(block, row, x[0], x[1]);
+    unpack<F, 1>(block, row, x[2], x[3]);
+    unpack<F, 2>(block, row, x[4], x[5]);
+    unpack<F, 3>(block, row, x[6], x[7]);
     const Factors f = factors<F>(block, row, half, half_minimum);
     DUODEC_UNROLL for (int m = 0; m < M; m += L::TOGETHER) {
         const int end = m + L::TOGETHER < M ? m + L::TOGETHER : M;  // unrolled: known
@@ -152,13 +215,10 @@ DUODEC_INLINE void multiply_by_rows(const uint8_t * block, int row, Lanes::Real 
 }
 
 // Adds the products of two vectors of codes, first vector 2 * V, to the integers of all parts of a tile and all rows of activations.
-template <class F, int V, int PARTS, int M, class Dots, class L = Lanes> DUODEC_INLINE void add_two(const uint8_t * block, const Activations * a, Dots (&dots)[PARTS][M]) {
+template <class F, int V, int PARTS, int M, class Dots, class L = Lanes> DUODEC_INLINE void add_two(const uint8_t * block, int row, const Activations * a, Dots (&dots)[PARTS][M]) {
     constexpr int first = F::is_halved ? V % 2 * 2 : V * 2;  // of these that were added
     Lanes::Codes even[PARTS], odd[PARTS];
-    DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
-        const uint8_t * codes = block + 4 * p * L::ROWS;
-        unpack<F, V>(codes, codes + Layout<F>::above, even[p], odd[p]);
-    }
+    DUODEC_UNROLL for (int p = 0; p < PARTS; p++) unpack<F, V>(block, row + p * L::ROWS, even[p], odd[p]);
     DUODEC_UNROLL for (int m = 0; m < M; m++) {
         const auto word = L::word(a[m].codes, 2 * V);
         DUODEC_UNROLL for (int p = 0; p < PARTS; p++) dots[p][m].add(first, even[p], word);
@@ -172,22 +232,22 @@ template <class F, int V, int PARTS, int M, class Dots, class L = Lanes> DUODEC_
 // The same vector by vector of codes, all rows at once: where registers hold no more than the integers. A word of activations is
 // loaded once for all parts of a tile.
 template <class F, int PARTS, int M, class L = Lanes>
-DUODEC_INLINE void multiply_by_vectors(const uint8_t * block, const Lanes::Real (&half)[PARTS], const Lanes::Real (&half_minimum)[PARTS], const Activations * a, Lanes::Real (&sums)[PARTS][M]) {
+DUODEC_INLINE void multiply_by_vectors(const uint8_t * block, int row, const Lanes::Real (&half)[PARTS], const Lanes::Real (&half_minimum)[PARTS], const Activations * a, Lanes::Real (&sums)[PARTS][M]) {
     DUODEC_UNROLL for (int h = 0; h < (F::is_halved ? 2 : 1); h++) {
         typename L::template Dots<F::largest> dots[PARTS][M];
         DUODEC_UNROLL for (int m = 0; m < M; m++) {
             DUODEC_UNROLL for (int p = 0; p < PARTS; p++) dots[p][m].begin(start_of<F>(a[m], h));
         }
         if (h == 0) {
-            add_two<F, 0>(block, a, dots);
-            add_two<F, 1>(block, a, dots);
+            add_two<F, 0>(block, row, a, dots);
+            add_two<F, 1>(block, row, a, dots);
         }
         if (h == 1 || !F::is_halved) {
-            add_two<F, 2>(block, a, dots);
-            add_two<F, 3>(block, a, dots);
+            add_two<F, 2>(block, row, a, dots);
+            add_two<F, 3>(block, row, a, dots);
         }
         DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
-            const Factors f = factors<F>(block, p * L::ROWS, half[p], half_minimum[p]);
+            const Factors f = factors<F>(block, row + p * L::ROWS, half[p], half_minimum[p]);
             DUODEC_UNROLL for (int m = 0; m < M; m++) add_block<F>(sums[p][m], dots[p][m].end(), f, h, a[m]);
         }
     }
@@ -197,7 +257,8 @@ DUODEC_INLINE void multiply_by_vectors(const uint8_t * block, const Lanes::Real 
 template <class F, int M> void multiply_codes(const uint8_t * matrix, const Layout<F> & layout, int64_t tile, const uint8_t * group, float * const * out) {
     using L = Lanes;
     using At = Layout<F>;
-    constexpr int PARTS = L::HOLDS_CODES ? 1 : TILE / L::ROWS;  // of a tile, at once
+    constexpr bool is_wide = F::is_grid && M > L::MOST_GRIDS / 2;
+    constexpr int PARTS = L::HOLDS_CODES || is_wide ? 1 : TILE / L::ROWS;  // of a tile, at once
     for (int first = 0; first < TILE; first += PARTS * L::ROWS) {  // rows of weights
         L::Real sums[PARTS][M];
         DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
@@ -213,14 +274,15 @@ template <class F, int M> void multiply_codes(const uint8_t * matrix, const Layo
                 DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
                     const uint8_t * halves = shared + 2 * (first + p * L::ROWS);
                     half[p] = L::from_half((const uint16_t *)halves);
-                    if constexpr (F::minimum == Minimum::SIX) half_minimum[p] = L::from_half((const uint16_t *)(halves + 32));
+                    if constexpr (F::unit != 1) half[p] = L::mul(half[p], L::splat(F::unit));
+                    if constexpr (F::has_super_minimum) half_minimum[p] = L::from_half((const uint16_t *)(halves + 32));
                 }
                 shared += At::half_bytes;
             }
             for (int j = 0; j < F::steps; j++) {
                 prefetch(block.at, block.ahead, At::block_bytes);
                 if constexpr (L::HOLDS_CODES) multiply_by_rows<F>(block.at, first, half[0], half_minimum[0], a, sums[0]);
-                else multiply_by_vectors<F>(block.at, half, half_minimum, a, sums);
+                else multiply_by_vectors<F>(block.at, first, half, half_minimum, a, sums);
                 block.next();
                 a += M;
             }
@@ -245,8 +307,9 @@ template <class F, int... M> const Multiply * multiplies(std::integer_sequence<i
     return functions;
 }
 
-// Rows of activations that are multiplied at once; for no format more than Lanes::MOST.
-template <class F> constexpr int most_rows() { return F::is_float ? Lanes::MOST_FLOATS : Lanes::MOST; }
+// Rows of activations that are multiplied at once; for no format more than MOST_ROWS.
+template <class F> constexpr int most_rows() { return F::is_float ? Lanes::MOST_FLOATS : F::is_grid ? Lanes::MOST_GRIDS : Lanes::MOST; }
+constexpr int MOST_ROWS = std::max({Lanes::MOST, Lanes::MOST_FLOATS, Lanes::MOST_GRIDS});
 
 // The function for groups of `rows`, 1 to most_rows.
 template <class F> Multiply multiply_of(int rows) { return multiplies<F>(std::make_integer_sequence<int, most_rows<F>()>())[rows - 1]; }

@@ -1,5 +1,6 @@
 // Packed weights by ggml's type: how large, how packed, how multiplied.
 #pragma once
+#include "packing.h"
 #include "tiles.h"
 
 namespace duodec {
@@ -45,14 +46,14 @@ struct Groups {
 inline void multiply_tiles(const Kernel & kernel, const uint8_t * weights, int64_t rows, const int32_t * places, int64_t columns,
                            int64_t begin, int64_t end, const uint8_t * group, int group_rows, float * const * out) {
     const Multiply multiply = kernel.multiply_of(group_rows);
-    float * at[Lanes::MOST];
+    float * at[MOST_ROWS];
     for (int64_t t = begin; t < end; t++) {
         if (!places && (t + 1) * TILE <= rows) {
             for (int m = 0; m < group_rows; m++) at[m] = out[m] + t * TILE;
             multiply(weights, rows, columns, t, group, at);
             continue;
         }
-        float whole[Lanes::MOST][TILE];  // the last tile, whose last rows are none, or rows that belong elsewhere
+        float whole[MOST_ROWS][TILE];  // the last tile, whose last rows are none, or rows that belong elsewhere
         for (int m = 0; m < group_rows; m++) at[m] = whole[m];
         multiply(weights, rows, columns, t, group, at);
         const int64_t count = rows - t * TILE < TILE ? rows - t * TILE : TILE;
