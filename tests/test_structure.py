@@ -43,7 +43,7 @@ ARROWS = {
     },
     "chat": {"chat", "machine", "core", "errors"},
 }
-OUTER = {"cli", "server", "bench", "distill", "integrations", "exactness"}
+OUTER = {"cli", "server", "lab", "bench", "distill", "integrations", "exactness"}
 
 # third-party libraries, and the only places where they are imported
 HOMES = {
@@ -57,6 +57,7 @@ HOMES = {
         "cli",
         "models",
         "datastores",
+        "lab",
         "distill",
         "loading",
         "integrations",
@@ -80,12 +81,12 @@ HOMES = {
     "huggingface_hub": ("models",),
     "jinja2": ("chat/jinja", "bench"),
     "matplotlib": ("bench/figures",),
-    "pydivsufsort": ("datastores",),
-    "typer": ("cli",),
+    "pydivsufsort": ("lab/datastores",),
+    "typer": ("cli", "lab/commands", "integrations/vllm/command"),
     "typing_extensions": ("llm",),
     "click": ("cli",),
     "prompt_toolkit": ("cli",),
-    "rich": ("cli", "models"),
+    "rich": ("cli", "models", "lab/commands/tables"),
     "psutil": (
         "machine",
         "cli",

@@ -129,7 +129,7 @@ def test_no_message_of_the_library_names_an_option() -> None:
     source = ROOT / "src" / "duodec"
     flags = {flag for field in fields_of(EngineConfig).values() for flag in field.flags}
     any_flag = "|".join(flag for flag in flags if flag.startswith("--"))
-    apart = ("cli", "server", "bench", "distill", "integrations", "datastores")
+    apart = ("cli", "server", "bench", "distill", "integrations", "lab", "datastores")
     found = [
         f"{file.relative_to(source)}: {node.value!r}"
         for file in source.rglob("*.py")

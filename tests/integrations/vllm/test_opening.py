@@ -20,9 +20,9 @@ from fakes.vllm_rows import FakeEngine, FakeRow
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.cli.app import run
-from duodec.cli.commands.vllm import command
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, ModelNotFound
 from duodec.integrations.vllm import DuoProposer, opening, proposer
+from duodec.integrations.vllm.command import command
 from duodec.integrations.vllm.opening import Engine, Host, OpenDrafter, draft_cores, num_window
 from duodec.integrations.vllm.proposer import counters
 from duodec.integrations.vllm.settings import PREFIX, Settings
