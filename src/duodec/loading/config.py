@@ -18,12 +18,12 @@ from duodec.backends.llamacpp.target.caches import CACHE_TYPES
 from duodec.backends.llamacpp.target.padded import MOST_ROWS
 from duodec.core.sampling.parameters import Parameter, check, fields_of, shown, strict, whole
 from duodec.errors import BadOption
+from duodec.machine import plugins
 from duodec.machine.cores import available_cores
 from duodec.models.modelfile import Modelfile
 
 DEFAULT_TARGET = "smollm2"
-LLAMA_CPP, TORCH = "llama.cpp", "torch"
-BACKENDS = ("auto", LLAMA_CPP, TORCH)
+AUTO, LLAMA_CPP = "auto", "llama.cpp"
 DTYPES = {
     "auto": "auto",
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
@@ -69,9 +69,8 @@ class EngineConfig:
             "for safetensors.",
             "Models",
             metavar="NAME",
-            choices=BACKENDS,
         ),
-    ] = "auto"
+    ] = AUTO
     heads: Annotated[
         str | None,
         Parameter(
@@ -365,6 +364,7 @@ class EngineConfig:
         for name in _PATHS:
             object.__setattr__(self, name, _name_of(name, getattr(self, name)))
         check(self)
+        self._check_backend()
         if modelfile := Modelfile.read(self.target):
             object.__setattr__(self, "target", modelfile.target)
             if self.draft == "auto" and modelfile.draft:
@@ -389,6 +389,13 @@ class EngineConfig:
                     f"{num_cores} cores: more threads than cores slow each other down tenfold; "
                     f"use {num_cores} or less"
                 )
+
+    def _check_backend(self) -> None:
+        own = (AUTO, LLAMA_CPP)
+        if self.target_backend in own or plugins.is_known(plugins.BACKENDS, self.target_backend):
+            return
+        names = ", ".join([*own, *plugins.names(plugins.BACKENDS)])
+        raise BadOption(f"unknown target backend '{self.target_backend}'; choose from: {names}")
 
     @property
     def pace_curve(self) -> CostCurve | None:

@@ -188,7 +188,7 @@ def _check_use(
         *pair.check_memory(target, draft, num_context),
         machine.check_llama(load(), backend, has_gpu=has_gpu),
         *([machine.check_kernels(model)] if is_on_cpu and isinstance(model, LlamaModel) else []),
-        machine.check_torch(backend, has_gpu=has_gpu),
+        *machine.check_backends(backend, has_gpu=has_gpu),
     ]
 
 

@@ -1,0 +1,114 @@
+"""Offer torch as the backend of targets in safetensors, and of GGUF files where it is named.
+
+Neither torch nor transformers is imported before a method needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from duodec.backends.loaded import LoadedTarget, OpenVocabulary
+from duodec.errors import BackendUnavailable, BadOption
+from duodec.loading.backends import Backend, State
+from duodec.loading.config import EngineConfig
+from duodec.loading.llamacpp import gguf_vocabulary, tried
+from duodec.machine.install import extra_command
+from duodec.models import Format, ModelFile, format_of, resolve_folder, resolve_heads
+
+_OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
+    "rows": "leave it out",
+    "gpu_layers": "use `device`",
+    "cpu_moe": "leave it out",
+    "n_cpu_moe": "leave it out",
+    "no_repack": "leave it out",
+    "override_tensor": "leave it out",
+    "cache_type_k": "leave it out",
+    "cache_type_v": "leave it out",
+    "mtp": "leave it out",
+}
+
+
+class TorchBackend(Backend):
+    """transformers' models, computed by our own forward pass."""
+
+    format = "safetensors"
+
+    def format_of(self, config: EngineConfig) -> Format:
+        return format_of(config.target, prefer="safetensors", offline=config.offline)
+
+    def check(self, config: EngineConfig) -> None:
+        values, defaults = vars(config), vars(EngineConfig())
+        for name, remedy in _OF_LLAMA_CPP.items():
+            if (value := values[name]) != defaults[name]:
+                shown = ",".join(value) if isinstance(value, tuple) else value
+                raise BadOption(f"{name} is {shown}, which only llama.cpp can serve; {remedy}")
+        import duodec.backends.torch.library  # noqa: F401
+
+    def find_heads(self, config: EngineConfig) -> Path | None:
+        return resolve_heads(config.heads, offline=config.offline) if config.heads else None
+
+    def find(self, config: EngineConfig, format_: Format, heads: Path | None) -> ModelFile:
+        """A folder is refused before its weights are downloaded, if it cannot be loaded here."""
+        if format_ == "gguf":
+            return super().find(config, format_, heads)
+        self.check(config)
+        from duodec.backends.torch.load import blueprint
+
+        return resolve_folder(
+            config.target,
+            offline=config.offline,
+            check=lambda folder: blueprint(folder, config, heads),
+        )
+
+    def vetted(self, file: ModelFile) -> ModelFile:
+        return tried(file, vocabulary_only=True)
+
+    def open_vocabulary(self, file: ModelFile) -> OpenVocabulary:
+        if not file.path.is_dir():
+            return gguf_vocabulary(file)
+        from duodec.backends.torch.checkpoint.model import vocabulary_of
+
+        return vocabulary_of(file.path)
+
+    def load(
+        self,
+        file: ModelFile,
+        config: EngineConfig,
+        on_warning: Callable[[str], None],
+        *,
+        heads: Path | None = None,
+        taken_bytes: int = 0,
+    ) -> LoadedTarget:
+        from duodec.backends.torch.load import load
+
+        return load(file.path, config, on_warning, heads=heads)
+
+    def fits(
+        self, file: ModelFile, config: EngineConfig, *, taken_bytes: int, draft_bytes: int
+    ) -> bool:
+        from duodec.backends.torch.load import free_bytes
+
+        return file.num_bytes <= free_bytes(config) - taken_bytes
+
+    def state(self, *, is_used: bool, has_gpu: bool) -> State:
+        try:
+            words = f"torch {version('torch')}, transformers {version('transformers')}"
+        except PackageNotFoundError:
+            lacks = "not installed; targets in safetensors need it"
+            return "ok", lacks, extra_command("torch")
+        if not is_used and not has_gpu:  # loading it would take seconds
+            return "ok", f"{words}; not needed for this target", ""
+        try:
+            from duodec.backends.torch.checkpoint.placing import gpu_words
+        except BackendUnavailable as error:
+            return "warn", words, str(error)
+        if (found := gpu_words()) is None:
+            remedy = "see docs/torch.md on builds of torch with CUDA" if has_gpu else ""
+            return (
+                "warn" if has_gpu else "ok",
+                f"{words}, without a GPU that it can use",
+                remedy,
+            )
+        return "ok", f"{words}, {found}", ""

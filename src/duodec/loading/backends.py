@@ -1,0 +1,111 @@
+"""Look up the libraries that compute targets by their names; other packages add theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from duodec.backends.loaded import LoadedTarget, OpenVocabulary
+from duodec.errors import BadOption
+from duodec.loading.config import LLAMA_CPP, EngineConfig
+from duodec.machine import plugins
+from duodec.models import Format, ModelFile, resolve, resolve_folder
+
+State = tuple[Literal["ok", "warn", "fail"], str, str]
+"""A line of `duodec doctor`: the verdict, its words, and a remedy or nothing."""
+
+_OWN = {LLAMA_CPP: "duodec.loading.llamacpp:LlamaBackend"}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A library that computes targets. Derive from it, and name the class as an entry point of
+    ``duodec.backends``: ``name`` is the entry's, and what ``target_backend`` says.
+
+    A target is found, vetted and loaded, in this order. See docs/extending.md.
+    """
+
+    name: str
+    format: ClassVar[Format | None] = None  # that it is chosen for where nobody names a backend
+    embeds: ClassVar[bool] = False  # whether `duodec.loading.embedding` loads its embedders
+
+    def format_of(self, config: EngineConfig) -> Format:
+        """The format of a target whose user has chosen this backend."""
+        return self.format or "gguf"
+
+    def check(self, config: EngineConfig) -> None:
+        """Raises BadOption for options that it does not serve, and BackendUnavailable, which names
+        the remedy, if its library is missing."""
+
+    def find_heads(self, config: EngineConfig) -> Path | None:
+        """The heads that the user names, downloaded if needed. Raises what is wrong with them."""
+        if config.heads is not None:
+            raise BadOption(f"heads is {config.heads}, and {self.name} reads none; leave it out")
+        return None
+
+    def find(self, config: EngineConfig, format_: Format, heads: Path | None) -> ModelFile:
+        """The target's file or folder, downloaded if needed. Raises what is wrong with it."""
+        if format_ == "gguf":
+            return resolve(config.target, offline=config.offline)
+        return resolve_folder(config.target, offline=config.offline)
+
+    def vetted(self, file: ModelFile) -> ModelFile:
+        """The same, if it may be loaded in this process: a library may crash on a damaged file.
+        Raises ModelUnreadable."""
+        return file
+
+    def open_vocabulary(self, file: ModelFile) -> OpenVocabulary:
+        """A target's vocabulary without its weights; the caller closes it. Raises
+        ModelUnreadable."""
+        raise BadOption(f"{self.name} opens no vocabulary without its model; use another backend")
+
+    def load(
+        self,
+        file: ModelFile,
+        config: EngineConfig,
+        on_warning: Callable[[str], None],
+        *,
+        heads: Path | None = None,
+        taken_bytes: int = 0,
+    ) -> LoadedTarget:
+        """Load a vetted target and its heads; ``taken_bytes`` of the memory that looks free are
+        not. Raises what is wrong with the file or the options."""
+        raise NotImplementedError
+
+    def fits(
+        self, file: ModelFile, config: EngineConfig, *, taken_bytes: int, draft_bytes: int
+    ) -> bool:
+        """Whether memory holds a target beside its draft with caches of a short context: an
+        estimate. Raises what is wrong with its files."""
+        return True
+
+    def state(self, *, is_used: bool, has_gpu: bool) -> State | None:
+        """What `duodec doctor` says of the library, if anything, where a target uses it or not."""
+        return None
+
+
+@cache
+def named(name: str) -> Backend:
+    """The backend of a name. Raises BackendUnavailable for one that is not installed, and BadOption
+    for one that is none."""
+    if name in _OWN:
+        kind = EntryPoint(name, _OWN[name], plugins.BACKENDS).load()
+    else:
+        kind = plugins.load(plugins.BACKENDS, name, f"target_backend {name}")
+    if not (isinstance(kind, type) and issubclass(kind, Backend)):
+        raise BadOption(
+            f"target_backend {name} is no subclass of duodec.loading.backends.Backend; update or "
+            "remove its package"
+        )
+    found: Backend = kind(name)
+    return found
+
+
+def name_for(format_: Format) -> str:
+    """The backend of models of a format, where nobody names one. Raises BackendUnavailable."""
+    names = (*_OWN, *plugins.names(plugins.BACKENDS), *plugins.missing(plugins.BACKENDS))
+    return next(name for name in names if named(name).format == format_)
