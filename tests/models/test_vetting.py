@@ -21,7 +21,6 @@ from fakes.decoding import FakeTokenizer
 from duodec import LLM
 from duodec.backends.llamacpp.checks import self_test
 from duodec.backends.llamacpp.gguf.checks import check_header
-from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.core.rows import check_finite
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
@@ -33,6 +32,7 @@ from duodec.loading.vetting import vetted
 from duodec.machine import busy
 from duodec.machine.processes import NO_GPU
 from duodec.models import ALIASES, ModelFile, resolve
+from duodec.testing import TableModel, TableTarget
 
 DRAFT, TARGET = resolve("smollm2-draft").path, resolve("smollm2").path
 NAN, INF = float("nan"), float("inf")
