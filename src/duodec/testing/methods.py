@@ -14,7 +14,7 @@ from duodec.core.round import Round
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams, Tokens
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
-from duodec.methods.request import NoDrafter, Request
+from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Failed, Output
 from duodec.scheduler.scheduled_request import ScheduledRequest
@@ -100,7 +100,7 @@ def decode(
         drafter or NoDrafter(),
         Sampler(params or SamplingParams(), 0, len(prompt)),
         costs=FixedBudget(budget),
-        **({"datastore": datastore} if datastore else {}),
+        datastore=datastore or NoDatastore(),
     )
     outputs: list[Output] = []
     kind = method_named(method) if isinstance(method, str) else method
