@@ -137,6 +137,8 @@ def test_an_installed_package_adds_a_backend(install: Install, tmp_path: Path) -
             texts.add(done.text)
             assert len(done.tokens) == 40
     assert len(texts) == 1
+    with pytest.raises(BadOption, match=r"rows is 8, which only llama\.cpp can serve"):
+        resolve_target(EngineConfig("nowhere", target_backend="table", rows=8))
     with pytest.raises(ModelNotFound, match="name one with the seed of a table"):
         resolve_target(EngineConfig("nowhere", target_backend="table"))
     with pytest.raises(BadOption, match="heads is x, and table reads none; leave it out"):

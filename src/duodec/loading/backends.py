@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from duodec.backends.llamacpp.options import LlamaOptions
 from duodec.backends.loaded import LoadedTarget, OpenVocabulary
 from duodec.errors import BadOption
 from duodec.loading.config import LLAMA_CPP, EngineConfig
@@ -18,6 +19,8 @@ from duodec.models import Format, ModelFile, resolve, resolve_folder
 State = tuple[Literal["ok", "warn", "fail"], str, str]
 """A line of `duodec doctor`: the verdict, its words, and a remedy or nothing."""
 
+_NEEDLESS = {"no_mmap"}  # what it asks of llama.cpp the others do anyway
+_REMEDIES = {"gpu_layers": "use `device`"}
 _OWN = {LLAMA_CPP: "duodec.loading.llamacpp:LlamaBackend"}
 
 
@@ -26,7 +29,7 @@ class Backend:
     """A library that computes targets. Derive from it, and name the class as an entry point of
     ``duodec.backends``: ``name`` is the entry's, and what ``target_backend`` says.
 
-    A target is found, vetted and loaded, in this order. See docs/extending.md.
+    Options are checked, then a target is found, vetted and loaded. See docs/extending.md.
     """
 
     name: str
@@ -38,8 +41,13 @@ class Backend:
         return self.format or "gguf"
 
     def check(self, config: EngineConfig) -> None:
-        """Raises BadOption for options that it does not serve, and BackendUnavailable, which names
-        the remedy, if its library is missing."""
+        """Raises BadOption for options that it does not serve: by default llama.cpp's own."""
+        for name in LlamaOptions.own():
+            value, default = getattr(config, name), getattr(LlamaOptions, name)
+            if value != default and name not in _NEEDLESS:
+                shown = ",".join(value) if isinstance(value, tuple) else value
+                remedy = _REMEDIES.get(name, "leave it out")
+                raise BadOption(f"{name} is {shown}, which only llama.cpp can serve; {remedy}")
 
     def find_heads(self, config: EngineConfig) -> Path | None:
         """The heads that the user names, downloaded if needed. Raises what is wrong with them."""
@@ -48,7 +56,8 @@ class Backend:
         return None
 
     def find(self, config: EngineConfig, format_: Format, heads: Path | None) -> ModelFile:
-        """The target's file or folder, downloaded if needed. Raises what is wrong with it."""
+        """The target's file or folder, downloaded if needed. Raises what is wrong with it, and
+        BackendUnavailable, which names the remedy, where its weights could not be loaded."""
         if format_ == "gguf":
             return resolve(config.target, offline=config.offline)
         return resolve_folder(config.target, offline=config.offline)

@@ -20,6 +20,9 @@ class LlamaBackend(Backend):
     format = "gguf"
     embeds = True
 
+    def check(self, config: EngineConfig) -> None:
+        """All options are served; what a file or a build cannot do, loading tells."""
+
     def find_heads(self, config: EngineConfig) -> Path | None:
         if config.heads is None:
             return None

@@ -153,9 +153,7 @@ def load_target(
 ) -> LoadedTarget:
     """Load the target's model; ``taken_bytes`` of the memory that looks free are not. Raises what
     is wrong with its files, or with the backend's options."""
-    backend = backends.named(target.backend)
-    backend.check(target.config)
-    loaded = backend.load(
+    loaded = backends.named(target.backend).load(
         target.vetted(), target.config, on_warning, heads=target.heads, taken_bytes=taken_bytes
     )
     if (template := target.config.template_text) is not None:

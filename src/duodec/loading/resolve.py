@@ -91,8 +91,9 @@ class ResolvedPair(ResolvedTarget):
 
 
 def resolve_target(config: EngineConfig) -> ResolvedTarget:
-    """The target's file or folder, downloaded if needed. Raises what is wrong with it, and
-    BackendUnavailable before downloading a model that cannot be loaded here."""
+    """The target's file or folder, downloaded if needed. Raises what is wrong with it, and before
+    anything is downloaded BadOption for what the backend does not serve, and BackendUnavailable for
+    a model that cannot be loaded here."""
     name = config.target_backend
     if name == AUTO:
         format_ = format_of(config.target, offline=config.offline)
@@ -101,6 +102,7 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
     else:
         backend = backends.named(name)
         format_ = backend.format_of(config)
+    backend.check(config)
     heads = backend.find_heads(config)
     return ResolvedTarget(config, name, backend.find(config, format_, heads), heads)
 

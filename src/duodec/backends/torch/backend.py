@@ -10,24 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from duodec.backends.loaded import LoadedTarget, OpenVocabulary
-from duodec.errors import BackendUnavailable, BadOption
+from duodec.errors import BackendUnavailable
 from duodec.loading.backends import Backend, State
 from duodec.loading.config import EngineConfig
 from duodec.loading.llamacpp import gguf_vocabulary, tried
 from duodec.machine.install import extra_command
 from duodec.models import Format, ModelFile, format_of, resolve_folder, resolve_heads
-
-_OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
-    "rows": "leave it out",
-    "gpu_layers": "use `device`",
-    "cpu_moe": "leave it out",
-    "n_cpu_moe": "leave it out",
-    "no_repack": "leave it out",
-    "override_tensor": "leave it out",
-    "cache_type_k": "leave it out",
-    "cache_type_v": "leave it out",
-    "mtp": "leave it out",
-}
 
 
 class TorchBackend(Backend):
@@ -38,14 +26,6 @@ class TorchBackend(Backend):
     def format_of(self, config: EngineConfig) -> Format:
         return format_of(config.target, prefer="safetensors", offline=config.offline)
 
-    def check(self, config: EngineConfig) -> None:
-        values, defaults = vars(config), vars(EngineConfig())
-        for name, remedy in _OF_LLAMA_CPP.items():
-            if (value := values[name]) != defaults[name]:
-                shown = ",".join(value) if isinstance(value, tuple) else value
-                raise BadOption(f"{name} is {shown}, which only llama.cpp can serve; {remedy}")
-        import duodec.backends.torch.library  # noqa: F401
-
     def find_heads(self, config: EngineConfig) -> Path | None:
         return resolve_heads(config.heads, offline=config.offline) if config.heads else None
 
@@ -53,7 +33,6 @@ class TorchBackend(Backend):
         """A folder is refused before its weights are downloaded, if it cannot be loaded here."""
         if format_ == "gguf":
             return super().find(config, format_, heads)
-        self.check(config)
         from duodec.backends.torch.load import blueprint
 
         return resolve_folder(
