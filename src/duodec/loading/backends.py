@@ -25,6 +25,14 @@ _OWN = {LLAMA_CPP: "duodec.loading.llamacpp:LlamaBackend"}
 
 
 @dataclass(frozen=True)
+class TargetFiles:
+    """What a target is made of, on this machine."""
+
+    file: ModelFile
+    heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
+
+
+@dataclass(frozen=True)
 class Backend:
     """A library that computes targets. Derive from it, and name the class as an entry point of
     ``duodec.backends``: ``name`` is the entry's, and what ``target_backend`` says.
@@ -34,6 +42,7 @@ class Backend:
 
     name: str
     format: ClassVar[Format | None] = None  # that it is chosen for where nobody names a backend
+    reads_heads: ClassVar[bool] = False
     embeds: ClassVar[bool] = False  # whether `duodec.loading.embedding` loads its embedders
 
     def format_of(self, config: EngineConfig) -> Format:
@@ -42,6 +51,8 @@ class Backend:
 
     def check(self, config: EngineConfig) -> None:
         """Raises BadOption for options that it does not serve: by default llama.cpp's own."""
+        if config.heads is not None and not self.reads_heads:
+            raise BadOption(f"heads is {config.heads}, and {self.name} reads none; leave it out")
         for name in LlamaOptions.own():
             value, default = getattr(config, name), getattr(LlamaOptions, name)
             if value != default and name not in _NEEDLESS:
@@ -49,18 +60,11 @@ class Backend:
                 remedy = _REMEDIES.get(name, "leave it out")
                 raise BadOption(f"{name} is {shown}, which only llama.cpp can serve; {remedy}")
 
-    def find_heads(self, config: EngineConfig) -> Path | None:
-        """The heads that the user names, downloaded if needed. Raises what is wrong with them."""
-        if config.heads is not None:
-            raise BadOption(f"heads is {config.heads}, and {self.name} reads none; leave it out")
-        return None
-
-    def find(self, config: EngineConfig, format_: Format, heads: Path | None) -> ModelFile:
-        """The target's file or folder, downloaded if needed. Raises what is wrong with it, and
-        BackendUnavailable, which names the remedy, where its weights could not be loaded."""
-        if format_ == "gguf":
-            return resolve(config.target, offline=config.offline)
-        return resolve_folder(config.target, offline=config.offline)
+    def find(self, config: EngineConfig, format_: Format) -> TargetFiles:
+        """The files that the user names, downloaded if needed. Raises what is wrong with them, and
+        BackendUnavailable, which names the remedy, where they could not be loaded."""
+        find = resolve if format_ == "gguf" else resolve_folder
+        return TargetFiles(find(config.target, offline=config.offline))
 
     def vetted(self, file: ModelFile) -> ModelFile:
         """The same, if it may be loaded in this process: a library may crash on a damaged file.
@@ -74,15 +78,14 @@ class Backend:
 
     def load(
         self,
-        file: ModelFile,
+        files: TargetFiles,
         config: EngineConfig,
         on_warning: Callable[[str], None],
         *,
-        heads: Path | None = None,
         taken_bytes: int = 0,
     ) -> LoadedTarget:
-        """Load a vetted target and its heads; ``taken_bytes`` of the memory that looks free are
-        not. Raises what is wrong with the file or the options."""
+        """Load a target that is vetted; ``taken_bytes`` of the memory that looks free are not.
+        Raises what is wrong with its files or the options."""
         raise NotImplementedError
 
     def fits(

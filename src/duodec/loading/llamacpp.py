@@ -8,10 +8,10 @@ from pathlib import Path
 from duodec.backends.llamacpp.model import LlamaModel, refuse_encoder
 from duodec.backends.loaded import LoadedTarget, OpenVocabulary
 from duodec.errors import BadOption
-from duodec.loading.backends import Backend
+from duodec.loading.backends import Backend, TargetFiles
 from duodec.loading.config import EngineConfig
 from duodec.loading.vetting import vetted, vetted_head
-from duodec.models import ModelFile, resolve
+from duodec.models import Format, ModelFile, resolve
 
 
 class LlamaBackend(Backend):
@@ -23,7 +23,11 @@ class LlamaBackend(Backend):
     def check(self, config: EngineConfig) -> None:
         """All options are served; what a file or a build cannot do, loading tells."""
 
-    def find_heads(self, config: EngineConfig) -> Path | None:
+    def find(self, config: EngineConfig, format_: Format) -> TargetFiles:
+        heads = self._heads(config)
+        return TargetFiles(resolve(config.target, offline=config.offline), heads)
+
+    def _heads(self, config: EngineConfig) -> Path | None:
         if config.heads is None:
             return None
         if Path(config.heads).is_dir():
@@ -41,18 +45,17 @@ class LlamaBackend(Backend):
 
     def load(
         self,
-        file: ModelFile,
+        files: TargetFiles,
         config: EngineConfig,
         on_warning: Callable[[str], None],
         *,
-        heads: Path | None = None,
         taken_bytes: int = 0,
     ) -> LoadedTarget:
         from duodec.backends.llamacpp.load import load
 
         return load(
-            file.path, config, on_warning, taken_bytes=taken_bytes,
-            heads_path=vetted_head(heads, file) if heads else None,
+            files.file.path, config, on_warning, taken_bytes=taken_bytes,
+            heads_path=vetted_head(files.heads, files.file) if files.heads else None,
         )  # fmt: skip
 
     def fits(

@@ -153,8 +153,9 @@ def load_target(
 ) -> LoadedTarget:
     """Load the target's model; ``taken_bytes`` of the memory that looks free are not. Raises what
     is wrong with its files, or with the backend's options."""
+    target.vetted()
     loaded = backends.named(target.backend).load(
-        target.vetted(), target.config, on_warning, heads=target.heads, taken_bytes=taken_bytes
+        target.files, target.config, on_warning, taken_bytes=taken_bytes
     )
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template

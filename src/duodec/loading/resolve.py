@@ -17,6 +17,7 @@ from duodec.backends.cpu import cpu_key
 from duodec.backends.loaded import OpenVocabulary
 from duodec.errors import DuodecError
 from duodec.loading import backends
+from duodec.loading.backends import TargetFiles
 from duodec.loading.config import AUTO, EngineConfig
 from duodec.loading.profile import Profile
 from duodec.machine.cores import available_cores
@@ -38,6 +39,11 @@ class ResolvedTarget:
     def name(self) -> str:
         """The target's name, for people."""
         return name_of(self.config.target)
+
+    @property
+    def files(self) -> TargetFiles:
+        """As its backend loads them."""
+        return TargetFiles(self.file, self.heads)
 
     def vetted(self) -> ModelFile:
         """Its file, if it may be loaded in this process. Raises ModelUnreadable."""
@@ -103,8 +109,8 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
         backend = backends.named(name)
         format_ = backend.format_of(config)
     backend.check(config)
-    heads = backend.find_heads(config)
-    return ResolvedTarget(config, name, backend.find(config, format_, heads), heads)
+    found = backend.find(config, format_)
+    return ResolvedTarget(config, name, found.file, found.heads)
 
 
 def resolve_pair(config: EngineConfig) -> ResolvedPair:

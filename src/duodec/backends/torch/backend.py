@@ -11,35 +11,34 @@ from pathlib import Path
 
 from duodec.backends.loaded import LoadedTarget, OpenVocabulary
 from duodec.errors import BackendUnavailable
-from duodec.loading.backends import Backend, State
+from duodec.loading.backends import Backend, State, TargetFiles
 from duodec.loading.config import EngineConfig
 from duodec.loading.llamacpp import gguf_vocabulary, tried
 from duodec.machine.install import extra_command
-from duodec.models import Format, ModelFile, format_of, resolve_folder, resolve_heads
+from duodec.models import Format, ModelFile, format_of, resolve, resolve_folder, resolve_heads
 
 
 class TorchBackend(Backend):
     """transformers' models, computed by our own forward pass."""
 
     format = "safetensors"
+    reads_heads = True
 
     def format_of(self, config: EngineConfig) -> Format:
         return format_of(config.target, prefer="safetensors", offline=config.offline)
 
-    def find_heads(self, config: EngineConfig) -> Path | None:
-        return resolve_heads(config.heads, offline=config.offline) if config.heads else None
-
-    def find(self, config: EngineConfig, format_: Format, heads: Path | None) -> ModelFile:
+    def find(self, config: EngineConfig, format_: Format) -> TargetFiles:
         """A folder is refused before its weights are downloaded, if it cannot be loaded here."""
+        offline = config.offline
+        heads = None if config.heads is None else resolve_heads(config.heads, offline=offline)
         if format_ == "gguf":
-            return super().find(config, format_, heads)
+            return TargetFiles(resolve(config.target, offline=offline), heads)
         from duodec.backends.torch.load import blueprint
 
-        return resolve_folder(
-            config.target,
-            offline=config.offline,
-            check=lambda folder: blueprint(folder, config, heads),
-        )
+        def check(folder: Path) -> None:
+            blueprint(folder, config, heads)
+
+        return TargetFiles(resolve_folder(config.target, offline=offline, check=check), heads)
 
     def vetted(self, file: ModelFile) -> ModelFile:
         return tried(file, vocabulary_only=True)
@@ -53,16 +52,15 @@ class TorchBackend(Backend):
 
     def load(
         self,
-        file: ModelFile,
+        files: TargetFiles,
         config: EngineConfig,
         on_warning: Callable[[str], None],
         *,
-        heads: Path | None = None,
         taken_bytes: int = 0,
     ) -> LoadedTarget:
         from duodec.backends.torch.load import load
 
-        return load(file.path, config, on_warning, heads=heads)
+        return load(files.file.path, config, on_warning, heads=files.heads)
 
     def fits(
         self, file: ModelFile, config: EngineConfig, *, taken_bytes: int, draft_bytes: int
