@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_structure import ROOT, SATELLITES
+from test_structure import ROOT, SATELLITES, satellite_of
 
 IMPORT_ALL = """
 import importlib, pkgutil, duodec
@@ -85,3 +85,27 @@ def test_its_help_lists_what_is_there(tree: Path) -> None:
     names = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert {"run", "serve", "datastore"} <= names
     assert not {words[0] for words in MISSING} - {"generate", "doctor", "datastore"} & names
+
+
+STARTED = """
+import sys
+from duodec.cli.app import run
+from duodec.machine import plugins
+assert run(sys.argv[1:]) == 0
+assert plugins.installed.cache_info().currsize == 0, "metadata of packages was read"
+print("\\n".join(name for name in sys.modules if name.startswith("duodec.")))
+"""
+
+
+@pytest.mark.parametrize("words", [["--version"], ["run", "--help"], ["generate", "--help-all"]])
+def test_no_command_of_the_engine_imports_a_satellite(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED, *words],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "XDG_CONFIG_HOME": "/nowhere"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    places = {name.removeprefix("duodec.").replace(".", "/") for name in done.stdout.split("\n")}
+    assert "cli/app" in places
+    assert not {place for place in places if satellite_of(place)}
+    assert sum(place.startswith("cli/commands/") for place in places) <= 3  # `run` uses two more
