@@ -130,10 +130,12 @@ def _text(function: object) -> str:
 
 def _fields(kind: type) -> str:
     """A table of a dataclass's fields; the comment beside each in the source says what it is."""
-    source = inspect.getsource(kind).split("\n")
+    records = [record for record in kind.__mro__ if dataclasses.is_dataclass(record)]
+    source = "\n".join(map(inspect.getsource, records)).split("\n")
     hints = typing.get_type_hints(kind, include_extras=True)
     rows = ["| field | type | default | |", "|---|---|---|---|"]
-    for field in dataclasses.fields(kind):
+    order = list(inspect.signature(kind).parameters)  # those of its bases come last
+    for field in sorted(dataclasses.fields(kind), key=lambda one: order.index(one.name)):
         default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         words, shown = "", str(field.type)
         hint = hints[field.name]

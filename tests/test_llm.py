@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 from fakes import ROOT
 from fakes.decoding import LETTERS, Letters, plain_text
-from fakes.inline_drafter import InlineDrafter
 from fakes.mutants import Mutant
 
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import PacedTarget
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.events import Started
 from duodec.core.protocols import Drafted, Query, Scores, Target
 from duodec.core.sampling.sampler import Context, Draw
@@ -33,6 +31,7 @@ from duodec.planning.budget import BatchBudget
 from duodec.scheduler.outputs import Done, Failed
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6, 5]]

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.decoding import LETTERS, Letters
-from fakes.inline_drafter import InlineDrafter
 
 import duodec
 from duodec import LLM, Completion, Delta, Event, Grammar, SamplingParams
-from duodec.backends.table import TableModel, TableTarget
 from duodec.errors import BadOption, ModelNotFound
 from duodec.loading.config import EngineConfig
 from duodec.methods import Method
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -37,7 +37,7 @@ llm.stream("hi", seed="one")
 )
 def test_every_field_is_typed(typed: type, record: type, named: set[str]) -> None:
     found, hints = get_type_hints(typed), get_type_hints(record)
-    assert list(found) == [field.name for field in fields(record) if field.name not in named]
+    assert list(found) == [name for name in signature(record).parameters if name not in named]
     for name, kind in found.items():  # a call may take more: a path, a schema
         own = {*get_args(hints[name])} if type(None) in get_args(hints[name]) else {hints[name]}
         assert own <= {kind, *get_args(kind)}, name

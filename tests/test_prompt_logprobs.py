@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from fakes.decoding import LETTERS, WITHOUT_HEADS, Letters
-from fakes.inline_drafter import InlineDrafter
 
 import duodec
 from duodec import LLM, Completion, SamplingParams
-from duodec.backends.table import TableModel, TableTarget
 from duodec.errors import BadOption
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -43,7 +44,16 @@ ARROWS = {
     },
     "chat": {"chat", "machine", "core", "errors"},
 }
-OUTER = {"cli", "server", "bench", "distill", "integrations", "exactness"}
+ARROWS["backends/torch"] = ARROWS["backends"] | {"loading", "models"}  # as a package's backend may
+
+# what is installed beside the engine, and which of the others it may import
+LAB = {"lab", "bench", "distill", "exactness"}
+SATELLITES: dict[str, set[str]] = {
+    "backends/torch": set(),
+    "integrations": {"backends/torch"},  # reads the vocabulary of a folder
+    **{room: LAB | {"backends/torch"} for room in sorted(LAB)},
+}
+OUTER = {"cli", "server", "integrations", "testing"} | LAB
 
 # third-party libraries, and the only places where they are imported
 HOMES = {
@@ -57,6 +67,8 @@ HOMES = {
         "cli",
         "models",
         "datastores",
+        "lab",
+        "testing",
         "distill",
         "loading",
         "integrations",
@@ -80,12 +92,12 @@ HOMES = {
     "huggingface_hub": ("models",),
     "jinja2": ("chat/jinja", "bench"),
     "matplotlib": ("bench/figures",),
-    "pydivsufsort": ("datastores",),
-    "typer": ("cli",),
+    "pydivsufsort": ("lab/datastores",),
+    "typer": ("cli", "lab/commands", "integrations/vllm/command"),
     "typing_extensions": ("llm",),
     "click": ("cli",),
     "prompt_toolkit": ("cli",),
-    "rich": ("cli", "models"),
+    "rich": ("cli", "models", "lab/commands/tables"),
     "psutil": (
         "machine",
         "cli",
@@ -129,9 +141,13 @@ def is_in(source: str, place: str) -> bool:
     return source == place or source.startswith(f"{place}/")
 
 
+def satellite_of(source: str) -> str | None:
+    return next((place for place in SATELLITES if is_in(source, place)), None)
+
+
 @pytest.mark.parametrize("source", sources())
 def test_arrows_point_inwards(source: str) -> None:
-    part = source.split("/")[0]
+    part = satellite_of(source) or source.split("/")[0]
     for name in imports(source):
         package, _, rest = name.partition(".")
         if package != "duodec":
@@ -141,6 +157,45 @@ def test_arrows_point_inwards(source: str) -> None:
             assert other in ARROWS[part], f"{source} imports {name}"
         elif part not in OUTER and part != "__main__":
             assert other not in OUTER, f"{source} imports {name}"
+
+
+@pytest.mark.parametrize("source", sources())
+def test_no_satellite_is_imported_by_the_engine_or_by_another(source: str) -> None:
+    """Not even inside of functions: what is not installed cannot be missed."""
+    own = satellite_of(source)
+    allowed = {own} | SATELLITES[own] if own else set()
+    for name in imports(source):
+        other = satellite_of(name.removeprefix("duodec.").replace(".", "/"))
+        is_ours = name.startswith("duodec.")
+        assert not is_ours or other is None or other in allowed, f"{source} imports {name}"
+
+
+# where the engine spells such a name: the table of what to look for, an option that asks for the
+# checks of one, what `doctor` calls a check, and what transformers calls a field and an option
+NAMED = {
+    "machine/plugins": {"torch", "vllm", "bench", "distill", "exactness", "integrations"},
+    "cli/commands/doctor": {"vllm"},
+    "cli/checks/pair": {"exactness"},
+    "cli/spelling": {"torch"},
+    "models/metadata": {"torch"},
+}
+
+
+@pytest.mark.parametrize("source", [one for one in sources() if not satellite_of(one)])
+def test_the_engine_names_no_satellite(source: str) -> None:
+    """In sentences for people it may."""
+    tree = ast.parse((ROOT / source).with_suffix(".py").read_text("utf-8"))
+    names: set[str] = set(imports(source))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= {node.value} if re.fullmatch(r"[\w.:/-]+", node.value) else set()
+        else:
+            names |= {
+                str(getattr(node, of)) for of in ("id", "attr", "arg", "name") if of in vars(node)
+            }
+    parts = {part for name in names for part in re.split(r"[._:/-]", name.lower())}
+    found = parts & NAMED["machine/plugins"]
+    assert found == NAMED.get(source, set()) & found, f"{source} names {found}"
 
 
 TOP = {"__init__", "__main__", "errors", "inputs", "llm"}

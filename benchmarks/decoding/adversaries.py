@@ -22,7 +22,6 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.table import TableModel
 from duodec.bench.beds import Parts, ReplayBed
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.recording import Conversation, record, shuffled
@@ -39,6 +38,7 @@ from duodec.machine.topology import Topology
 from duodec.methods.registry import method as method_named
 from duodec.models import resolve
 from duodec.planning.costs import Costs
+from duodec.testing import TableModel
 
 GREEDY = SamplingParams(seed=1)
 CREATIVE = SamplingParams(temperature=1.2, seed=1)

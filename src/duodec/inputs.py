@@ -35,20 +35,25 @@ class EngineOptions(TypedDict, total=False):
     heads: _Path | None
     datastore: _Path | None
     offline: bool
-    exact: bool
-    fast: bool
     pace: float | str
     parse_special: bool
     chat_template: _Path | None
-    context: int | None
-    no_mmap: bool
-    threads: int | None
     draft_threads: int | None
     draft_device: str
     draft_window: int | None
     draft_head: int | None
     draft_weights: str
     draft_parallel: int | None
+    grammar_s: float
+    grammar_bytes: int
+    exact: bool
+    fast: bool
+    context: int | None
+    threads: int | None
+    device: str
+    dtype: str
+    num_slots: int
+    no_mmap: bool
     rows: int | None
     gpu_layers: int
     cpu_moe: bool
@@ -58,11 +63,6 @@ class EngineOptions(TypedDict, total=False):
     override_tensor: tuple[str, ...]
     cache_type_k: str
     cache_type_v: str
-    device: str
-    dtype: str
-    grammar_s: float
-    grammar_bytes: int
-    num_slots: int
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -19,13 +19,12 @@ from fakes.decoding import (
     PROMPT,
     WITHOUT_HEADS,
     DyingDrafter,
-    FakeDatastore,
     Letters,
+    ListedTexts,
     Printable,
     SlowDrafter,
     proven,
 )
-from fakes.inline_drafter import InlineDrafter
 from fakes.schemas import explosive
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +36,6 @@ from duodec.backends.grammar import trial as grammar_trial
 from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
-from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.core.protocols import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling.grammar import Grammar, Mask
@@ -46,6 +44,7 @@ from duodec.core.traits import DraftTraits
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, GrammarsFull
 from duodec.methods.registry import METHODS
+from duodec.testing import InlineDrafter, TableDraftModel, TableModel, TableTarget
 
 KEYED = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 
@@ -275,7 +274,7 @@ def test_every_method_gives_plain_decodings_text_and_it_matches(
             temperature=temperature, top_p=0.9, repetition_penalty=1.1, grammar=SCHEMA, seed=seed
         )
         plain = answer(engine_with(None), "ar", sampling)
-        datastore = FakeDatastore([[*PROMPT, *plain.tokens]])
+        datastore = ListedTexts([[*PROMPT, *plain.tokens]])
         drafter = InlineDrafter(NOISY.load())
         found = answer(engine_with(drafter, datastore), method, sampling)
         assert found.tokens == plain.tokens
@@ -341,7 +340,7 @@ def banned(*tokens: int) -> dict[int, float]:
 
 def drafted_for(wanted: Sequence[int]) -> list[LLM]:
     """Engines that draft what plain decoding gives and go on with what no grammar allows."""
-    known = FakeDatastore([[*PROMPT, *wanted, *range(12)], [*PROMPT, *wanted, ANY_END, *range(9)]])
+    known = ListedTexts([[*PROMPT, *wanted, *range(12)], [*PROMPT, *wanted, ANY_END, *range(9)]])
     return [
         engine_with(InlineDrafter(NOISY.load()), known),
         engine_with(InlineDrafter(MODEL.load()), known),

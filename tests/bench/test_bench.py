@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.decoding import FakeTokenizer
-from fakes.inline_drafter import InlineDrafter
 
 from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.curves import CostCurve
-from duodec.backends.table import TableModel, TableTarget
 from duodec.bench import benchmark as benchmark_module
 from duodec.bench.beds import RealBed, Stage
 from duodec.bench.beds.latency import LatencyCurve
@@ -38,6 +36,7 @@ from duodec.llm import LLM
 from duodec.methods import registry
 from duodec.methods.method import Method
 from duodec.planning.costs import Costs
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 MODEL = TableModel(num_vocab=128, order=1, seed=3)
 TOKENIZER = FakeTokenizer(tuple(bytes([i]) for i in range(128)), chat_template="{{ messages }}")

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from fakes.beds import ClockedTarget
 from fakes.decoding import Session, decode_rounds
-from fakes.inline_drafter import InlineDrafter
 
 from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import PacedTarget
-from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.replay import ReplayTarget
 from duodec.core.draft import Draft
@@ -23,6 +21,7 @@ from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.errors import DistributionUnavailable
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 PROMPT = [3, 1, 4, 1, 5]
 MODEL = TableModel(num_vocab=16, order=1)

@@ -33,9 +33,8 @@ from duodec.bench.reports.tables import (
 from duodec.bench.reports.timeline import timeline
 from duodec.bench.results import Generation, Results
 from duodec.bench.tasks import TASKS as ALL_TASKS
-from duodec.cli import output
-from duodec.cli.commands import report
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
+from duodec.lab.commands import report, tables
 
 
 def of(results: Results) -> PairMeasures:
@@ -532,8 +531,7 @@ def test_piped_it_is_markdown(saved: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_terminal_gets_a_table_that_needs_no_colour(
     saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
-    monkeypatch.setattr("duodec.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.setattr(tables, "is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "60")
     report.report([saved])
     out, _ = capsys.readouterr()
@@ -544,11 +542,11 @@ def test_a_terminal_gets_a_table_that_needs_no_colour(
 def test_tasks_are_named_without_a_break_at_eighty_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(tables, "is_terminal", lambda stream: True)
     row = (Cell("lookahead"), *[Cell("1.00x", "1.00")] * (len(ALL_TASKS) + 1))
     for columns, wanted in ((80, "transl. summar. math"), (100, "translation summarization")):
         monkeypatch.setenv("COLUMNS", str(columns))
-        output.put_rich_table(Table("Speed-up", ("method", *ALL_TASKS, ALL), (row,)))
+        tables.put_rich_table(Table("Speed-up", ("method", *ALL_TASKS, ALL), (row,)))
         out, _ = capsys.readouterr()
         words = set(re.findall(r"[\w.]+", out))
         assert words >= {"mt_bench", "qa", "rag", *wanted.split()}, out

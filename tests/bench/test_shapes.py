@@ -8,7 +8,6 @@ from fakes.decoding import Session, decode_rounds, plain_text
 
 from duodec.backends.curves import CostCurve, published
 from duodec.backends.llamacpp.target.width_choice import WIDTHS
-from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.widths.choice import WidthChoice
 from duodec.bench.beds.host import HostPrices, on_rows
 from duodec.bench.beds.latency import LatencyCurve
@@ -27,6 +26,7 @@ from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import Widths
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method
+from duodec.testing import TableModel, TableTarget
 
 MODEL = TableModel(num_vocab=64, seed=3)
 PROMPT = [3, 1, 4, 1, 5]

@@ -11,12 +11,11 @@ from time import sleep
 
 import numpy as np
 import pytest
-from fakes.decoding import FakeDatastore, FakeTokenizer, Session, decode_rounds, plain_text, proven
+from fakes.decoding import FakeTokenizer, ListedTexts, Session, decode_rounds, plain_text, proven
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.curves import CostCurve
-from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.bench.beds import Parts
 from duodec.bench.beds.host import HostPrices
@@ -60,6 +59,7 @@ from duodec.llm import LLM
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter
 from duodec.planning.costs import Costs
+from duodec.testing import TableDraftModel, TableModel, TableTarget
 
 MODEL = TableModel(num_vocab=64, seed=3)
 DRAFT = replace(MODEL, noise=0.3)
@@ -459,7 +459,7 @@ def simulated(
     num_tokens: int = 40,
     host: HostPrices | None = None,
     has_draft_model: bool = True,
-    datastore: FakeDatastore | None = None,
+    datastore: ListedTexts | None = None,
 ) -> tuple[Session, list[Round]]:
     """A method on the bed, with nothing shared with any other run."""
     text, clock = recorded(params, num_tokens), VirtualClock()
@@ -481,7 +481,7 @@ def simulated(
         if has_draft_model
         else NoDrafter(),
         Sampler(params, 0, len(PROMPT)),
-        datastore=datastore if datastore is not None else FakeDatastore([text.tolist()]),
+        datastore=datastore if datastore is not None else ListedTexts([text.tolist()]),
         clock=clock,
         costs=Costs(),
     )
@@ -527,7 +527,7 @@ def test_weak_heads_rest_and_good_ones_do_not(
         kind=Counted,
         host=HostPrices(heads=0.1 * FORWARD_S),
         has_draft_model=has_draft_model,
-        datastore=FakeDatastore([[0]]),
+        datastore=ListedTexts([[0]]),
         num_tokens=800,
     )
     assert (fmean(asked) > 0.6) == is_used, fmean(asked)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fakes.decoding import FakeTokenizer
 
 from benchmarks.exactness.identity import Count, compared
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.round import Round, Stats
 from duodec.llm import LLM
 from duodec.scheduler.completions import Completion
+from duodec.testing import TableModel, TableTarget
 
 
 def completion(*tokens: int) -> Completion:

@@ -11,7 +11,6 @@ from benchmarks.decoding.entrants import ALL, OURS, Runs, best_settings, entrant
 from benchmarks.decoding.kept import KeptRows, Shelf
 from benchmarks.decoding.simulated import _bytes_a_second, beds_of, prompts_of
 from duodec.backends.curves import CostCurve
-from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.bench.beds import Parts
 from duodec.bench.beds.host import HostPrices
@@ -25,6 +24,7 @@ from duodec.core.protocols import DraftModel
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import Widths
 from duodec.llm import LLM
+from duodec.testing import TableModel, TableTarget
 
 CURVE = CostCurve.parse("1:8,2:10,3:13,4:16")
 STEP_S = 0.5e-3

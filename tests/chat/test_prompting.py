@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.table import TableModel, TableTarget
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message, render
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.models import resolve
+from duodec.testing import TableModel, TableTarget
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

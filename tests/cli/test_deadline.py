@@ -24,7 +24,7 @@ from duodec.cli.interrupts import Deadline
 PROGRAM = """
 import os, signal, sys, time
 from duodec.cli import app
-from duodec.cli.commands import report
+from duodec.lab.commands import report
 
 def closing(files, output, json):
     os.write(1, b"begun")

@@ -15,11 +15,9 @@ from pathlib import Path
 import pytest
 from fakes import ROOT
 from fakes.decoding import LETTERS, Letters
-from fakes.inline_drafter import InlineDrafter
 
 from duodec import llm
 from duodec.backends.paced import PacedTarget
-from duodec.backends.table import TableModel, TableTarget
 from duodec.cli import app
 from duodec.cli.commands import demo
 from duodec.cli.completion import StreamedCompletion
@@ -30,6 +28,7 @@ from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair
 from duodec.models import ollama
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 

@@ -11,12 +11,12 @@ from fakes.decoding import FakeTokenizer, proven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.chat.template import render
 from duodec.core.events import DraftSource, Segment
 from duodec.core.text import TextStream
 from duodec.errors import BadOption
 from duodec.llm import LLM
+from duodec.testing import TableModel, TableTarget
 
 
 def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> TextStream:

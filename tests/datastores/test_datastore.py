@@ -19,13 +19,14 @@ from fakes.decoding import proven
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec import datastores
 from duodec.cli import app
 from duodec.core.special_tokens import NO_TOKENS
-from duodec.datastores import Built, Stage, building, default_path, fingerprint, open_for
+from duodec.datastores import default_path, fingerprint, open_for
 from duodec.drafting.datastore import Datastore
 from duodec.drafting.datastore_file import decode, encode, file_parts
 from duodec.errors import BackendUnavailable, BadOption, DatastoreUnreadable, DuodecError
+from duodec.lab import datastores
+from duodec.lab.datastores import Built, Stage, building
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
 NARROW, WIDE = 300, 70_000  # sizes of vocabularies whose tokens are stored in 2 and in 3 bytes

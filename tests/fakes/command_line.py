@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from fakes.decoding import LETTERS, Letters, noisy_text
-from fakes.inline_drafter import InlineDrafter
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.cli import app
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.traits import TargetTraits
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -15,11 +15,10 @@ from random import Random
 import numpy as np
 import pytest
 from fakes import oracles
-from fakes.decoding import FakeDatastore
+from fakes.decoding import ListedTexts
 from fakes.dice import RuleMask
 from fakes.targets import Caches
 
-from duodec.backends.table import TableModel, TableScores
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
@@ -40,6 +39,7 @@ from duodec.scheduler.outputs import Done, Failed, Output, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.warm_up import WarmUp
+from duodec.testing import TableModel, TableScores
 
 NUM_VOCAB = 16
 END = NUM_VOCAB - 1
@@ -422,7 +422,7 @@ class Company:
             warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )
-        self.datastore = FakeDatastore([
+        self.datastore = ListedTexts([
             [chance.randrange(NUM_VOCAB) for _ in range(60)] for _ in range(2)
         ])  # fmt: skip
         self.methods: dict[str, Method] = {

@@ -1,6 +1,6 @@
 """Fakes: real subclasses and implementations, never mocks.
 
-The tables of `duodec.backends.table` are the models. What is here makes their targets strict,
+The tables of `duodec.testing` are the models. What is here makes their targets strict,
 their drafters slow or mortal, and keeps a log of who was asked what and when.
 """
 
@@ -13,29 +13,31 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from fakes.inline_drafter import InlineDrafter
 from fakes.oracles import JointMixer, grow
 from hypothesis import HealthCheck, settings
 
-from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores, Target
 from duodec.core.round import Round
 from duodec.core.rows import Row
-from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.special_tokens import NO_TOKENS
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request, Wait
-from duodec.planning.costs import Costs
 from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.selection import Selection
 from duodec.scheduler.outputs import Failed, Output
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.warm_up import WarmUp
+from duodec.testing import FixedBudget as FixedBudget
+from duodec.testing import InlineDrafter, TableDraftModel, TableModel, TableTarget
+from duodec.testing import ListedTexts as ListedTexts
+from duodec.testing import plain_text as plain_text
+from duodec.testing.methods import PROMPT as PROMPT
 
 # properties: the same examples in every run, however slow the machine
 proven = settings(
@@ -44,8 +46,6 @@ proven = settings(
 
 WITHOUT_HEADS = [name for name, kind in METHODS.items() if not kind.needs_heads]
 """Methods that any target decodes with."""
-
-PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)
 
 
 def chi_square_limit(num_degrees: int) -> float:
@@ -65,33 +65,6 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
-
-
-class FixedBudget(Costs):
-    """Costs that say how much to draft, whatever was measured."""
-
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__()
-        self._num_tokens = num_tokens
-
-    def budget(self) -> int:
-        return self._num_tokens
-
-    @property
-    def knows_plain(self) -> bool:
-        return True
-
-    def curve(self, num_tokens: int) -> Sequence[float]:
-        return [1.0] * (num_tokens + 1)
-
-    def worst(self, num_tokens: int) -> Sequence[float]:
-        return self.curve(num_tokens)
-
-    def step_s(self) -> float:
-        return 0.1
-
-    def head_level_s(self) -> float:
-        return 0.0
 
 
 class TickingClock:
@@ -274,48 +247,20 @@ def selected(
 # --- a datastore
 
 
-@dataclass(frozen=True)
-class FakeDatastore:
-    """Texts in a list, indexed by every span of their tokens."""
-
-    texts: Sequence[Sequence[int]]
-    _spans: dict[int, dict[Path, list[Sequence[int]]]] = field(default_factory=dict)
-
-    def continuations(
-        self, text: np.ndarray, *, max_span: int, min_span: int, length: int
-    ) -> np.ndarray:
-        for span in range(min(max_span, len(text)), min_span - 1, -1):
-            after = self._after(span).get(tuple(text[-span:].tolist()), ())
-            if found := [list(rest[:length]) for rest in after]:
-                rows = sorted(window + [-1] * (length - len(window)) for window in found)
-                return np.array(rows, dtype=np.int32)
-        return np.empty((0, length), dtype=np.int32)
-
-    def _after(self, span: int) -> dict[Path, list[Sequence[int]]]:
-        """What follows each span of so many tokens, wherever it stands."""
-        if span not in self._spans:
-            found: dict[Path, list[Sequence[int]]] = {}
-            for known in self.texts:
-                for end in range(span, len(known)):
-                    found.setdefault(tuple(known[end - span : end]), []).append(known[end:])
-            self._spans[span] = found
-        return self._spans[span]
-
-
 @cache
-def noisy_text(num_vocab: int, num_tokens: int = 400) -> FakeDatastore:
+def noisy_text(num_vocab: int, num_tokens: int = 400) -> ListedTexts:
     """A text of no sense: some of its continuations are right by chance."""
     tokens = np.random.default_rng(4).integers(num_vocab, size=num_tokens)
-    return FakeDatastore([tokens.tolist()])
+    return ListedTexts([tokens.tolist()])
 
 
 # --- decoding with all of these
 
 
 @cache
-def known_texts(model: TableModel) -> FakeDatastore:
+def known_texts(model: TableModel) -> ListedTexts:
     """Its greedy texts after two tokens of the usual prompt."""
-    return FakeDatastore(
+    return ListedTexts(
         [plain_text(model, SamplingParams(), 60, (a, b)) for a in PROMPT for b in PROMPT]
     )
 
@@ -393,21 +338,6 @@ def decode_rounds(method: Method, request: Request) -> Iterator[Round]:
             raise outputs[-1].error
     finally:
         scheduler.close()
-
-
-def plain_text(
-    model: TableModel,
-    params: SamplingParams,
-    num_tokens: int = 40,
-    prompt: Sequence[int] = PROMPT,
-) -> list[int]:
-    """What plain decoding must give, by a loop that shares nothing with the methods."""
-    sampler = Sampler(params, 0, len(prompt))
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        context = Context(np.array(tokens, dtype=np.int32))
-        tokens.append(sampler.draw(model.logits(context), context).token)
-    return tokens[len(prompt) :]
 
 
 def assert_perfect_drafts_are_kept(name: str) -> None:

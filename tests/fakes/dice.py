@@ -20,9 +20,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from fakes.decoding import FixedBudget, Session, TickingClock, decode_rounds, noisy_text
-from fakes.inline_drafter import InlineDrafter
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
@@ -38,6 +36,7 @@ from duodec.errors import BadOption
 from duodec.methods.registry import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 T = TypeVar("T")
 Tokens = tuple[int, ...]

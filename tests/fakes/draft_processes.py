@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 from fakes.decoding import Session, decode_rounds
-from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.protocols import Drafted, DraftRequest, Plan
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting.plans import Chain
 from duodec.methods.registry import method
 from duodec.methods.request import Request
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(noise=0.3)
 PROMPT = [3, 1, 4, 1, 5]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from duodec.backends.table import TableModel
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context
 from duodec.core.traits import DraftTraits, Parallel
+from duodec.testing import TableModel
 
 MASK, NUM_PARALLEL = 999, 4  # a token that no text has
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from fakes.tags import Tags
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context
 from duodec.llm import LLM
+from duodec.testing import TableModel, TableTarget
 
 BEGIN = "<|assistant|>"
 # as Qwen2.5's: tools, calls and results between tags

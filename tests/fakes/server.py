@@ -20,15 +20,18 @@ for _name in ("starlette", "uvicorn", "prometheus_client", "httpx"):
 import httpx  # noqa: E402
 import uvicorn.server  # noqa: E402
 from fakes.decoding import LETTERS, Letters  # noqa: E402
-from fakes.inline_drafter import InlineDrafter  # noqa: E402
 
-from duodec.backends.table import TableModel, TableTarget  # noqa: E402
 from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # noqa: E402
 from duodec.llm import LLM  # noqa: E402
 from duodec.server.models.registry import Source  # noqa: E402
 from duodec.server.process import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
+from duodec.testing import (  # noqa: E402
+    InlineDrafter,
+    TableModel,
+    TableTarget,
+)
 
 MODEL = "tables"
 

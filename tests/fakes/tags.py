@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fakes.inline_drafter import InlineDrafter
-
-from duodec.backends.table import TableModel, TableTarget
 from duodec.chat.prompting import chat_tokens
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.llm import LLM
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 _PRINTABLE = 96  # ASCII's letters and signs, and the end of a line
 

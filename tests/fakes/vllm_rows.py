@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from fakes.decoding import FakeClock
 
-from duodec.backends.table import TableModel
 from duodec.core.sampling.sampler import Context, Sampler
+from duodec.testing import TableModel
 
 CAPACITY = 4096
 Propose = Callable[[list[list[int]], np.ndarray, np.ndarray], list[list[int]]]

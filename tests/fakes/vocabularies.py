@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from duodec.backends.table import TableDraftModel
 from duodec.core.protocols import DraftModel
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context
+from duodec.testing import TableDraftModel
 
 _WORDS = re.compile(rb" ?\S+|\s+")
 _SAID, _UNSAID = 9.0, 0.0  # logits

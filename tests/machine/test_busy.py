@@ -13,7 +13,6 @@ import pytest
 from fakes.decoding import Letters
 
 from duodec import llm
-from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.cli.commands import profile
 from duodec.errors import BadOption
@@ -24,6 +23,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.profile import Forward, Profile, Step
 from duodec.machine import busy
 from duodec.machine.busy import SpareCores
+from duodec.testing import TableModel, TableTarget
 
 
 @dataclass

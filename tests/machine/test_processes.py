@@ -23,12 +23,12 @@ from fakes.server import until
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
-from duodec.backends.table import TableDraftModel, TableModel
 from duodec.core.protocols import DraftModel
 from duodec.core.sampling.grammar import Grammar
 from duodec.errors import BadOption
 from duodec.machine.helper import Helper
 from duodec.machine.processes import activity
+from duodec.testing import TableDraftModel, TableModel
 
 LONG_S = 20.0  # far above what anything takes here
 ECHO = """\

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 from fakes.decoding import PROMPT, FakeClock, FixedBudget, Session, decode_rounds
-from fakes.inline_drafter import InlineDrafter
 from fakes.server import TABLE, Slowed, engine_on_tables
 
-from duodec.backends.table import TableTarget
 from duodec.core.events import Finished
 from duodec.core.protocols import DraftRequest, Plan
 from duodec.core.round import Round
@@ -21,6 +19,7 @@ from duodec.methods.registry import method
 from duodec.methods.stream import Stream
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
+from duodec.testing import InlineDrafter, TableTarget
 
 
 def measured(*curve: tuple[int, float]) -> Costs:

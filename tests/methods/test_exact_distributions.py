@@ -27,13 +27,12 @@ from fakes.dice import (
     independent_siblings,
     outcomes,
 )
-from fakes.inline_drafter import InlineDrafter
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.methods.registry import METHODS, method
 from duodec.planning.sources import TextSources
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 # what earlier completions taught is copied for each outcome
 pytestmark = pytest.mark.usefixtures("loops_in_python")

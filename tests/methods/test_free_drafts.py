@@ -8,12 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fakes import oracles
-from fakes.decoding import PROMPT, FakeDatastore, Session, decode, decode_rounds, plain_text, proven
+from fakes.decoding import PROMPT, ListedTexts, Session, decode, decode_rounds, plain_text, proven
 from fakes.oracles import PythonSuffixes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting import constants
@@ -23,6 +22,7 @@ from duodec.drafting.recycling import recycled
 from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method
+from duodec.testing import TableModel, TableTarget
 
 # --- trees
 
@@ -244,7 +244,7 @@ LOOP = TableModel(num_vocab=16, order=1, seed=3)  # greedy text of one last toke
 @pytest.mark.parametrize("name", ["lookup", "rest", "lookahead", "recycling", "suffix"])
 def test_a_text_that_repeats_is_soon_drafted(name: str) -> None:
     greedy = SamplingParams()
-    store = FakeDatastore([plain_text(LOOP, greedy, 60)])
+    store = ListedTexts([plain_text(LOOP, greedy, 60)])
     found, rounds = decode(
         name, target=TableTarget(LOOP), num_tokens=60, datastore=store, params=greedy
     )

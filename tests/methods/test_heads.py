@@ -17,18 +17,10 @@ from fakes.decoding import (
     decode_rounds,
     plain_text,
 )
-from fakes.inline_drafter import InlineDrafter
 from fakes.masks import MaskedModel
 
 from duodec.backends.drafter.channel import Kind, Progress
 from duodec.backends.drafter.requests import _Received
-from duodec.backends.table import (
-    NUM_HEADS,
-    TableHeads,
-    TableModel,
-    TableScores,
-    TableTarget,
-)
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import (
@@ -55,6 +47,8 @@ from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner, best_width
+from duodec.testing import InlineDrafter
+from duodec.testing.tables import NUM_HEADS, TableHeads, TableModel, TableScores, TableTarget
 
 MODEL = TableModel(num_vocab=30, seed=9)
 HEADS = replace(MODEL, noise=0.3)

@@ -30,12 +30,10 @@ from fakes.decoding import (
     plain_text,
     proven,
 )
-from fakes.inline_drafter import InlineDrafter
 from fakes.targets import Chains
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
 from duodec.core.round import Round, Stats
@@ -51,6 +49,7 @@ from duodec.methods.request import Forward, NoDrafter, Wait
 from duodec.methods.stream import inferred_plain_s
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
 KEYED += ["duo:5", "pearl:5", "recycling:7", "lookup:4:1", "sps:5:0.5"]

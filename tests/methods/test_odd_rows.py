@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from fakes.beds import ClockedTarget
 from fakes.decoding import PROMPT, WITHOUT_HEADS, Letters, decode, known_texts, plain_text
-from fakes.inline_drafter import InlineDrafter
 from fakes.targets import Chains
 
 from duodec.backends.curves import CostCurve
-from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query, Target
@@ -22,6 +20,7 @@ from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 EXACT = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 NUM_TOKENS = 40

@@ -7,10 +7,8 @@ from itertools import takewhile
 import numpy as np
 import pytest
 from fakes.decoding import PROMPT, decode, plain_text
-from fakes.inline_drafter import InlineDrafter
 from fakes.masks import MASK, NUM_PARALLEL, MaskedModel
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import DraftRequest, RowQuery
@@ -18,6 +16,7 @@ from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(num_vocab=24, seed=9)
 PLAN = Tree(least_confidence=0.0, num_candidates=3)

@@ -13,12 +13,12 @@ from fakes.decoding import decode, plain_text
 from fakes.dice import CASES, assert_exact
 from pydantic import ValidationError
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods import registry
 from duodec.methods.registry import METHODS, method, names
 from duodec.server.api.bodies import Speculation
+from duodec.testing import TableModel, TableTarget
 
 PAGE = (ROOT / "docs" / "methods.md").read_text("utf-8")
 CODE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)

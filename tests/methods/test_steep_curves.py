@@ -19,9 +19,9 @@ from benchmarks.decoding.grid import (
     speedups,
 )
 from duodec.backends.curves import CostCurve, published
-from duodec.backends.table import TableModel
 from duodec.core.round import Round
 from duodec.methods.registry import method
+from duodec.testing import TableModel
 
 MOST_LOST = 2.0  # forward passes of plain decoding, in the first 50 tokens
 LEAST = (0.9, 0.97, 0.97)  # of plain decoding's speed, in the first 20, 60 and 240 tokens

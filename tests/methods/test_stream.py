@@ -20,12 +20,10 @@ from fakes.decoding import (
     proven,
     selected,
 )
-from fakes.inline_drafter import InlineDrafter
 from fakes.oracles import JointMixer, grow, learn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
@@ -41,6 +39,7 @@ from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner, Waits, best_width
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TextMemory, TextSources, TreeSource
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 MODEL = TableModel(num_vocab=24, seed=9)
 GREEDY = Sampler(SamplingParams())

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from fakes.decoding import PROMPT, FakeClock, Session, decode_rounds, plain_text
-from fakes.inline_drafter import InlineDrafter
 
-from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
 from duodec.core.rows import Row
@@ -25,6 +23,7 @@ from duodec.methods.request import Request
 from duodec.methods.stream import Stream
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
+from duodec.testing import InlineDrafter, TableDraftModel, TableModel, TableTarget
 
 TABLE = TableModel(seed=7)
 DRAFT = replace(TABLE, noise=0.4)

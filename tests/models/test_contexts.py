@@ -24,9 +24,10 @@ from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.errors import BadOption, ContextExceeded
+from duodec.loading import backends
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target
-from duodec.loading.resolve import check_torch, resolve_target
+from duodec.loading.resolve import resolve_target
 from duodec.machine import memory
 from duodec.models import resolve
 
@@ -280,4 +281,4 @@ def test_torch_refuses_what_only_llama_cpp_has() -> None:
     for fields in ({"cache_type_k": "q8_0"}, {"cpu_moe": True}, {"override_tensor": ("a=CPU",)}):
         config = EngineConfig(target_backend="torch", **fields)  # type: ignore[arg-type]
         with pytest.raises(BadOption, match=r"which only llama\.cpp can serve"):
-            check_torch(config)
+            backends.named("torch").check(config)

@@ -11,7 +11,6 @@ import pytest
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import PacedTarget
 from duodec.backends.placement import Placement
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.traits import Widths
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
@@ -21,6 +20,7 @@ from duodec.loading.placing import is_for_device
 from duodec.loading.resolve import ResolvedPair
 from duodec.machine.core_plan import CorePlan
 from duodec.models.base import ModelFile
+from duodec.testing import TableModel, TableTarget
 
 FILE = ModelFile(Path("/models/large.gguf"), "large.gguf", "file", None, None)
 DRAFT = ModelFile(Path("/models/small.gguf"), "small.gguf", "file", None, None)

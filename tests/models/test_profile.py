@@ -9,12 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import inline_drafter
 from fakes.decoding import FakeClock, FakeTokenizer
-from fakes.inline_drafter import InlineDrafter
 
-from duodec.backends import table
-from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.core.protocols import DraftRequest
 from duodec.llm import LLM
@@ -24,6 +20,7 @@ from duodec.loading.profile import Profile
 from duodec.loading.resolve import key_of
 from duodec.machine import busy
 from duodec.machine.files import cache_folder, profile_place
+from duodec.testing import InlineDrafter, TableModel, TableTarget, drafters, tables
 
 MODEL = TableModel(num_vocab=64, seed=3)
 DRAFT = replace(MODEL, noise=0.3, seconds=0.002)
@@ -37,8 +34,8 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     monkeypatch.setattr(profiling, "WIDTHS", (0, 1, 7))
     monkeypatch.setattr(profiling, "_RUNS", 2)
     clock = FakeClock()  # no other program's work is in the figures
-    monkeypatch.setattr(table, "sleep", clock.advance)
-    for module in (profiling, inline_drafter):
+    monkeypatch.setattr(tables, "sleep", clock.advance)
+    for module in (profiling, drafters):
         monkeypatch.setattr(module, "perf_counter", clock)
     target = TableTarget(replace(MODEL, seconds=0.003))
     engine = LLM(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))

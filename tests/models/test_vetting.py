@@ -21,19 +21,18 @@ from fakes.decoding import FakeTokenizer
 from duodec import LLM
 from duodec.backends.llamacpp.checks import self_test
 from duodec.backends.llamacpp.gguf.checks import check_header
-from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.core.rows import check_finite
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
-from duodec.loading import resolve as resolving
-from duodec.loading import vetting
-from duodec.loading.config import LLAMA_CPP, TORCH, EngineConfig
+from duodec.loading import llamacpp, vetting
+from duodec.loading.config import LLAMA_CPP, EngineConfig
 from duodec.loading.resolve import ResolvedTarget
 from duodec.loading.vetting import vetted
 from duodec.machine import busy
 from duodec.machine.processes import NO_GPU
 from duodec.models import ALIASES, ModelFile, resolve
+from duodec.testing import TableModel, TableTarget
 
 DRAFT, TARGET = resolve("smollm2-draft").path, resolve("smollm2").path
 NAN, INF = float("nan"), float("inf")
@@ -347,7 +346,7 @@ def test_doctor_and_generate_survive_a_damaged_header(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("backend", "reads_no_weights"), [(TORCH, True), (LLAMA_CPP, False)])
+@pytest.mark.parametrize(("backend", "reads_no_weights"), [("torch", True), (LLAMA_CPP, False)])
 def test_weights_are_tried_by_the_library_that_computes_them(
     backend: str, reads_no_weights: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +356,7 @@ def test_weights_are_tried_by_the_library_that_computes_them(
         tried.append(vocabulary_only)
         return file
 
-    monkeypatch.setattr(resolving, "vetted", noted)
+    monkeypatch.setattr(llamacpp, "vetted", noted)
     target = ResolvedTarget(EngineConfig(), backend, resolve("smollm2-draft"))
     assert target.vetted() is target.file
     assert tried == [reads_no_weights]

@@ -14,17 +14,15 @@ import numpy as np
 import pytest
 from fakes import oracles
 from fakes.decoding import (
-    FakeDatastore,
+    ListedTexts,
     SlowDrafter,
     TickingClock,
     decode,
     plain_text,
 )
-from fakes.inline_drafter import InlineDrafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
@@ -55,6 +53,7 @@ from duodec.planning.sources import (
     TextSources,
     TreeSource,
 )
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 NUM_VOCAB = 24
 Context = tuple[int, ...]
@@ -145,7 +144,7 @@ def place(seed: int) -> Place:
     text = np.array(tokens(dice, dice.choice([1, 2, 100])), dtype=np.int32)
     memory.earlier.of("").extend(tokens(dice, dice.choice([0, 100])))
     memory.earlier.of("").end()
-    store = FakeDatastore([tokens(dice, 200)]) if dice.random() < 0.5 else None
+    store = ListedTexts([tokens(dice, 200)]) if dice.random() < 0.5 else None
     params = SamplingParams(
         temperature=dice.choice([0.0, 1e-4, 0.7, 1.5]), seed=dice.randrange(1 << 64)
     )

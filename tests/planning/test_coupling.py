@@ -10,7 +10,6 @@ import pytest
 from fakes.decoding import FakeClock, FixedBudget, GivenSource, Session, decode_rounds, selected
 from fakes.oracles import likely_of_row, likely_of_texts
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import NUM_CANDIDATES, Candidates, Query
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
@@ -18,6 +17,7 @@ from duodec.drafting import constants
 from duodec.methods.stream import Stream
 from duodec.planning.coupling import Coupling
 from duodec.planning.sources import TextMemory, TextSources
+from duodec.testing import TableModel, TableTarget
 
 MODEL = TableModel(num_vocab=NUM_CANDIDATES, seed=3)
 TEXT = np.array([1, 5, 2], dtype=np.int32)

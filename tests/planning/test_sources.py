@@ -11,9 +11,9 @@ import pytest
 from fakes.decoding import (
     PROMPT,
     FakeClock,
-    FakeDatastore,
     FixedBudget,
     GivenSource,
+    ListedTexts,
     Session,
     decode,
     decode_rounds,
@@ -25,7 +25,6 @@ from fakes.oracles import learn, proposer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.sampling.sampler import Sampler, SamplingParams
@@ -35,6 +34,7 @@ from duodec.methods.registry import method
 from duodec.methods.stream import Stream
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.sources import MatchHistory, MatchSource, RowSource, TextMemory, TextSources
+from duodec.testing import TableModel, TableTarget
 
 MODEL = TableModel(num_vocab=24, seed=9)
 
@@ -346,7 +346,7 @@ def test_a_token_that_was_accepted_but_not_scored_teaches_nothing() -> None:
 
 
 def test_a_datastore_is_a_source_whose_acceptance_is_its_own() -> None:
-    store = FakeDatastore([[6, 5, 3, 11, 12], [5, 3, 11, 13], [5, 3, 11, 13]])
+    store = ListedTexts([[6, 5, 3, 11, 12], [5, 3, 11, 13], [5, 3, 11, 13]])
     text = np.array(PROMPT, dtype=np.int32)  # it ends with 6, 5, 3
     memory = TextMemory()
 

@@ -11,9 +11,9 @@ import pytest
 from fakes.company import NUM_VOCAB, Company, FreshScores, Record, keep_company
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.table import TableModel
 from duodec.core.protocols import DraftRequest
 from duodec.core.sampling.sampler import Draw
+from duodec.testing import TableModel
 
 NUM_A_COMPANY = 20  # requests
 

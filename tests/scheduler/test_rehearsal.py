@@ -20,9 +20,7 @@ from fakes.decoding import (
     decode_rounds,
     plain_text,
 )
-from fakes.inline_drafter import InlineDrafter
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Drafted, Drafter, Launched, Query, Scores, Target
 from duodec.core.sampling.sampler import Sampler, SamplingParams
@@ -37,6 +35,7 @@ from duodec.planning.sources import Lessons, TextSources
 from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.warm_up import WarmUp
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 TABLE = TableModel(seed=7)

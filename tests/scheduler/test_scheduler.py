@@ -15,11 +15,9 @@ from time import sleep
 import numpy as np
 import pytest
 from fakes.decoding import WITHOUT_HEADS, FakeClock, FakeTokenizer, plain_text
-from fakes.inline_drafter import InlineDrafter
 from fakes.targets import Caches, Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
@@ -35,6 +33,7 @@ from duodec.scheduler.scheduler import Ended, Scheduler
 from duodec.scheduler.slots import Slot, best_slot
 from duodec.server.errors import ApiError
 from duodec.server.models.scheduler_thread import SchedulerThread
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(num_vocab=32, seed=7)
 PROMPTS = [(3, 1, 4, 1, 5), (9, 2, 6), (5, 3, 5, 8, 9, 7), (9, 3), (2, 3, 8, 4), (6, 2, 6, 4, 3),

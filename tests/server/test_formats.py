@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.decoding import TEMPLATE, Printable, proven
-from fakes.inline_drafter import InlineDrafter
 from fakes.server import MODEL, Running, events, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
-from duodec.backends.table import TableModel, TableTarget
 from duodec.llm import LLM
 from duodec.server.api.bodies import Body
 from duodec.server.api.fields import validated
 from duodec.server.api.formats.text import text_grammar
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 

@@ -12,10 +12,10 @@ import pytest
 from fakes.decoding import Letters
 from fakes.server import MODEL, TABLE, Running, engine_on_tables, running
 
-from duodec.backends.table import TableTarget
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.sampling.sampler import Tokens
+from duodec.testing import TableTarget
 
 KEYS = ("alice", "bob")
 NUMBER = "471"

@@ -30,7 +30,6 @@ from hypothesis import strategies as st
 from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
-from duodec.backends.table import TableTarget
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.parameters import fields_of
 from duodec.errors import BadOption
@@ -43,6 +42,7 @@ from duodec.server.http import connections, intake, json_limits
 from duodec.server.http.connections import allow_open_files
 from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
+from duodec.testing import TableTarget
 from stress.grammar_shapes import SHAPES, chain
 
 CHAT, HI = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}

@@ -9,9 +9,9 @@ import pytest
 from fakes.decoding import LETTERS, Letters
 from fakes.server import TABLE, Running, Slowed, events, running
 
-from duodec.backends.table import TableTarget
 from duodec.core.protocols import Query
 from duodec.server.api.shapes import TextOffsets
+from duodec.testing import TableTarget
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from fakes.server import MODEL, TABLE, Running, Slowed, engine_on_tables, events
 
 import duodec
 from duodec.backends.llamacpp import load as llama
-from duodec.backends.table import TableTarget
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import ModelNotFound
 from duodec.llm import LLM, load
@@ -32,6 +31,7 @@ from duodec.server.models.loaded import LoadedModel
 from duodec.server.models.registry import Source
 from duodec.server.models.scheduler_thread import FairLock
 from duodec.server.settings import Settings
+from duodec.testing import TableTarget
 
 DRAFT = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 SEEDS = {MODEL: 7, "one": 8, "two": 9}

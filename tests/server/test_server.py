@@ -26,12 +26,12 @@ from fakes.server import (
 )
 
 from benchmarks.gpu.enforced import EnforcedTarget
-from duodec.backends.table import TableTarget
 from duodec.core.events import Finished
 from duodec.core.sampling.sampler import Context, SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.server.settings import Settings
+from duodec.testing import TableTarget
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 

@@ -20,7 +20,6 @@ from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Render, Turns
 from duodec.bench.tasks import SHORT_TASKS, TASKS, Prompt
 from duodec.errors import BadOption, CacheUnwritable, ChecksumMismatch, DownloadFailed
-from duodec.loading.config import TORCH
 from duodec.machine.cores import available_cores
 from duodec.machine.files import cache_folder, replacing
 
@@ -129,7 +128,7 @@ def paper_plan(name: str, given: BenchPlan, chosen: frozenset[str]) -> BenchPlan
         "draft_device": "cpu",
     }
     if "targets" not in chosen:
-        own |= {"target_backend": TORCH, "dtype": "bfloat16", "device": "cuda"}
+        own |= {"target_backend": "torch", "dtype": "bfloat16", "device": "cuda"}
     config = replace(config, **{k: v for k, v in own.items() if k not in chosen})
     kept = {field: value for field, value in values.items() if field not in chosen}
     kept |= {"short_tasks": paper.short_tasks, "warm_ups": _WARM_UPS}

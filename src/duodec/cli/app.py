@@ -13,37 +13,21 @@ from typing import Annotated, Any
 import typer
 
 from duodec.backends.interrupts import listen
-from duodec.cli.commands import (
-    bench,
-    cache,
-    chat,
-    datastore,
-    demo,
-    distill,
-    doctor,
-    embed,
-    generate,
-    models,
-    plan,
-    profile,
-    ps,
-    report,
-    serve,
-    setup,
-    verify,
-    vllm,
-)
-from duodec.cli.commands import run as run_verb
+from duodec.cli.commands import OWN, Commands
 from duodec.cli.errors import report_error
 from duodec.cli.help import Group
 from duodec.cli.interrupts import Deadline
-from duodec.cli.options import CONTEXT_SETTINGS, register
+from duodec.cli.options import CONTEXT_SETTINGS
 from duodec.cli.output import say_dim
 from duodec.machine.signals import INTERRUPTED, ended_quietly, is_server, leave
 
 
-class _Commands(Group):
-    """The commands; a Ctrl-C that none of them handled ends with one line."""
+class _Root(Group):
+    """All commands; a Ctrl-C that none of them handled ends with one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Commands(OWN)
 
     def invoke(self, context: Any) -> Any:
         try:
@@ -55,7 +39,7 @@ class _Commands(Group):
 
 app = typer.Typer(
     name="duodec",
-    cls=_Commands,
+    cls=_Root,
     context_settings=CONTEXT_SETTINGS,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -84,34 +68,6 @@ def root(
         typer.echo(context.get_help())
 
 
-_COMMANDS = (
-    ("run", run_verb.run),
-    ("demo", demo.demo),
-    ("generate", generate.generate),
-    ("chat", chat.chat),
-    ("embed", embed.embed),
-    ("serve", serve.serve),
-    ("ps", ps.ps),
-    ("stop", ps.stop),
-    ("list", models.list_models),
-    ("show", models.show),
-    ("pull", models.pull),
-    ("rm", models.remove),
-    ("doctor", doctor.doctor),
-    ("bench", bench.bench),
-    ("report", report.report),
-    ("verify", verify.verify),
-    ("profile", profile.profile),
-    ("plan", plan.plan),
-    ("distill", distill.distill),
-    ("setup", setup.setup),
-    ("vllm", vllm.vllm),
-)
-register(app, _COMMANDS)
-for _group in (models, datastore, cache):
-    app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
-
-
 def main() -> None:
     """Run the command that the arguments name, and end the process."""
     status = run(sys.argv[1:])
@@ -137,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
             if deadline.is_interrupted:  # of which something made another exception
                 say_dim("interrupted")
                 return INTERRUPTED
-            return report_error(error, arguments, dict(_COMMANDS))
+            return report_error(error, arguments, Commands(OWN))
     return status if isinstance(status, int) else 0
 
 

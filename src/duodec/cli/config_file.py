@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from duodec.cli.spelling import canonical
-from duodec.errors import BadOption
+from duodec.errors import BadOption, DuodecError
 
 VARIABLE = "DUODEC_CONFIG"
 
@@ -74,7 +74,11 @@ def _hint(name: str, known: Any) -> str:
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
     """Every command's full name and its parameters."""
-    for name, command in group.commands.items():
+    for name in group.commands:
+        try:
+            command = group.commands[name]
+        except DuodecError:  # of a package that is broken, which its own use tells
+            continue
         yield f"{before}{name}", {str(parameter.name) for parameter in command.params}
         if hasattr(command, "commands"):
             yield from _commands(command, f"{before}{name} ")

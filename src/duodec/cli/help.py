@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from duodec.cli import spelling
 from duodec.cli.output import has_colour
+from duodec.errors import DuodecError
 from duodec.methods.registry import METHODS, names
 
 _MOST = 17  # options of a short help
@@ -66,10 +67,19 @@ class Group(TyperGroup):
         return super().parse_args(ctx, [*spelling.read(own, self, ctx), *args[at:]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        shown = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
-        rows = [(str(one.name), _first_sentence(one.help or "")) for one in shown if one]
+        rows = [(name, self._said_of(name)) for name in self.list_commands(ctx)]
         lines = [*_head(self, ctx), *_table(rows), *_sections(self.epilog or "")]
         formatter.write("\n".join([*lines, ""]))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def _said_of(self, name: str) -> str:
+        """What a command does, or why a package's cannot be asked."""
+        try:
+            return _first_sentence(self.commands[name].help or "")
+        except DuodecError as error:
+            return str(error)
 
 
 def show_all(context: typer.Context, is_asked: bool) -> None:

@@ -1,15 +1,5 @@
-"""Build and find datastores of the user's own text, which the method `rest` drafts from."""
+"""Find the datastores of this machine, which the method `rest` drafts from."""
 
-from duodec.datastores.building import Built, Progress, Stage, build
 from duodec.datastores.places import default_folder, default_path, fingerprint, open_for
 
-__all__ = [
-    "Built",
-    "Progress",
-    "Stage",
-    "build",
-    "default_folder",
-    "default_path",
-    "fingerprint",
-    "open_for",
-]
+__all__ = ["default_folder", "default_path", "fingerprint", "open_for"]

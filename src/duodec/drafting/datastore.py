@@ -1,7 +1,7 @@
 """Search REST's datastore (arXiv 2311.08252) for what followed the same tokens in other texts.
 
 A suffix array over tokens, mapped into memory: opening it is free, processes share it, and a search
-takes some dozens of comparisons. `duodec.datastores` builds its file.
+takes some dozens of comparisons. `duodec datastore build` writes its file.
 """
 
 from __future__ import annotations

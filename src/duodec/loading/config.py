@@ -14,22 +14,15 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
 from duodec.backends.grammar import trial
 from duodec.backends.llamacpp.drafts.parallel import MOST_PARALLEL
-from duodec.backends.llamacpp.target.caches import CACHE_TYPES
-from duodec.backends.llamacpp.target.padded import MOST_ROWS
+from duodec.backends.llamacpp.options import LlamaOptions
 from duodec.core.sampling.parameters import Parameter, check, fields_of, shown, strict, whole
 from duodec.errors import BadOption
+from duodec.machine import plugins
 from duodec.machine.cores import available_cores
 from duodec.models.modelfile import Modelfile
 
 DEFAULT_TARGET = "smollm2"
-LLAMA_CPP, TORCH = "llama.cpp", "torch"
-BACKENDS = ("auto", LLAMA_CPP, TORCH)
-DTYPES = {
-    "auto": "auto",
-    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
-    **dict.fromkeys(("float16", "fp16", "half"), "float16"),
-    **dict.fromkeys(("float32", "fp32", "float"), "float32"),
-}
+AUTO, LLAMA_CPP = "auto", "llama.cpp"
 DRAFT_DEVICES = {"auto": "auto", "cpu": "cpu", "none": "cpu", "gpu": "gpu"}  # none: llama.cpp's
 _KIND = r"(cuda|rocm|vulkan|metal|sycl)(:\d+)?|(CUDA|ROCm|Vulkan|MTL|Metal|SYCL)\d*"
 _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
@@ -38,7 +31,7 @@ _PATHS = ("target", "draft", "heads", "datastore", "chat_template")  # a path wi
 
 @strict
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(LlamaOptions):
     """What to load and how. Every described field is an option of the command line."""
 
     target: Annotated[
@@ -69,9 +62,8 @@ class EngineConfig:
             "for safetensors.",
             "Models",
             metavar="NAME",
-            choices=BACKENDS,
         ),
-    ] = "auto"
+    ] = AUTO
     heads: Annotated[
         str | None,
         Parameter(
@@ -92,23 +84,6 @@ class EngineConfig:
         ),
     ] = None
     offline: Annotated[bool, Parameter("Use only models that are on the disk.", "Models")] = False
-    exact: Annotated[
-        bool,
-        Parameter(
-            "No bit of a target depends on what is drafted, or on other requests: the default, "
-            "which --fast gives up.",
-            "Decoding",
-        ),
-    ] = False
-    fast: Annotated[
-        bool,
-        Parameter(
-            "Some per cent faster: on a CPU keys are cached in f16 and accepted branches stay in "
-            "their cells, on a GPU requests share forward passes. Near ties may be decided "
-            "differently than in plain decoding.",
-            "Decoding",
-        ),
-    ] = False
     pace: Annotated[
         float | str,
         Parameter(
@@ -137,33 +112,6 @@ class EngineConfig:
             "Models",
             ("--chat-template", "--chat-template-file"),
             "FILE",
-        ),
-    ] = None
-    context: Annotated[
-        int | None,
-        Parameter(
-            "Most tokens of prompt and completion together; by default what the model was "
-            "trained for, as far as memory allows.",
-            "Machine",
-            ("--context", "-c"),
-            ge=1,
-        ),
-    ] = None
-    no_mmap: Annotated[
-        bool,
-        Parameter(
-            "Read a GGUF target whole into memory in place of mapping its file, which must not "
-            "become shorter while it is used.",
-            "Machine",
-        ),
-    ] = False
-    threads: Annotated[
-        int | None,
-        Parameter(
-            "Threads of the target; by default one for each fast core that this process may use.",
-            "Machine",
-            ("--threads", "-t"),
-            ge=1,
         ),
     ] = None
     draft_threads: Annotated[
@@ -230,114 +178,6 @@ class EngineConfig:
             remedy=f"use 1 to {MOST_PARALLEL}",
         ),
     ] = None
-    rows: Annotated[
-        int | None,
-        Parameter(
-            "Rows of each text in every forward pass of a GGUF target on a GPU, padding included; "
-            "by default those widths whose rows have equal bits, found once and kept.",
-            "Machine",
-            metavar="N",
-            ge=2,
-            le=MOST_ROWS,
-            remedy=f"use 2 to {MOST_ROWS}",
-        ),
-    ] = None
-    gpu_layers: Annotated[
-        int,
-        Parameter(
-            "Layers of the target to place on a GPU; -1: all, if llama.cpp was built for it.",
-            "Machine",
-            ("--gpu-layers", "-ngl"),
-        ),
-    ] = -1
-    cpu_moe: Annotated[
-        bool,
-        Parameter(
-            "Keep the experts of a mixture on the CPU, and the rest on the GPU.",
-            "Machine",
-            ("--cpu-moe", "-cmoe"),
-        ),
-    ] = False
-    n_cpu_moe: Annotated[
-        int,
-        Parameter(
-            "The same, for the experts of the first N layers only.",
-            "Machine",
-            ("--n-cpu-moe", "-ncmoe"),
-            "N",
-            ge=0,
-        ),
-    ] = 0
-    no_repack: Annotated[
-        bool,
-        Parameter(
-            "Compute weights on the CPU as they lie in the mapped file, without a packed copy in "
-            "memory: slower, above all for several tokens at once. The default where memory is "
-            "short.",
-            "Machine",
-            ("--no-repack", "-nr"),
-        ),
-    ] = False
-    mtp: Annotated[
-        str,
-        Parameter(
-            "Draft with the layer of multi-token prediction that a GGUF file brings, where it pays "
-            "(auto), or leave that layer out of memory (off).",
-            "Machine",
-            choices=("auto", "off"),
-        ),
-    ] = "auto"
-    override_tensor: Annotated[
-        tuple[str, ...],
-        Parameter(
-            "Keep tensors whose names match a regular expression on a device, such as exps=CPU; "
-            "comma-separated, or given several times. The first match counts.",
-            "Machine",
-            ("--override-tensor", "-ot"),
-            "PATTERN=DEVICE",
-        ),
-    ] = ()
-    cache_type_k: Annotated[
-        str,
-        Parameter(
-            "The format of the target's cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 "
-            "or iq4_nl; auto: bf16 on a CPU, else f16. See docs/exactness.md.",
-            "Machine",
-            ("--cache-type-k", "-ctk"),
-            "TYPE",
-            choices=CACHE_TYPES,
-        ),
-    ] = "auto"
-    cache_type_v: Annotated[
-        str,
-        Parameter(
-            "The same for its cached values; auto: f16.",
-            "Machine",
-            ("--cache-type-v", "-ctv"),
-            "TYPE",
-            choices=CACHE_TYPES,
-        ),
-    ] = "auto"
-    device: Annotated[
-        str,
-        Parameter(
-            "Where the target computes: cpu, cuda (as few GPUs as hold it), cuda:1, or "
-            "cuda:0,cuda:1; of a GGUF file vulkan, rocm, metal and sycl too, or a device as "
-            "llama.cpp names it, such as Vulkan0; auto: a GPU if there is one.",
-            "Machine",
-            metavar="NAME",
-        ),
-    ] = "auto"
-    dtype: Annotated[
-        str,
-        Parameter(
-            "Format of a torch target: bfloat16, float16 or float32; auto: bfloat16 on a GPU, "
-            "the files' own on the CPU.",
-            "Machine",
-            metavar="NAME",
-            choices=DTYPES,
-        ),
-    ] = "auto"
     grammar_s: Annotated[
         float,
         Parameter(
@@ -357,7 +197,6 @@ class EngineConfig:
             ge=1 << 20,
         ),
     ] = trial.NUM_BYTES
-    num_slots: int = 1  # requests that share forward passes; --parallel of serve
 
     def __post_init__(self) -> None:
         with suppress(ValueError, TypeError):  # the command line gives a text
@@ -365,6 +204,7 @@ class EngineConfig:
         for name in _PATHS:
             object.__setattr__(self, name, _name_of(name, getattr(self, name)))
         check(self)
+        self._check_backend()
         if modelfile := Modelfile.read(self.target):
             object.__setattr__(self, "target", modelfile.target)
             if self.draft == "auto" and modelfile.draft:
@@ -390,6 +230,13 @@ class EngineConfig:
                     f"use {num_cores} or less"
                 )
 
+    def _check_backend(self) -> None:
+        own = (AUTO, LLAMA_CPP)
+        if self.target_backend in own or plugins.is_known(plugins.BACKENDS, self.target_backend):
+            return
+        names = ", ".join([*own, *plugins.names(plugins.BACKENDS)])
+        raise BadOption(f"unknown target backend '{self.target_backend}'; choose from: {names}")
+
     @property
     def pace_curve(self) -> CostCurve | None:
         """What a forward pass of the target takes at least; None if it is not slowed."""
@@ -409,11 +256,6 @@ class EngineConfig:
                 f"chat_template is '{self.chat_template}', which cannot be read ({error}); name a "
                 "file with a Jinja template"
             ) from error
-
-    @property
-    def dtype_name(self) -> str:
-        """Spelled out: `bf16` is bfloat16."""
-        return DTYPES[self.dtype]
 
 
 def _name_of(field: str, value: object) -> str | None:

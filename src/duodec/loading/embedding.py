@@ -8,7 +8,7 @@ from pathlib import Path
 
 from duodec.backends.loaded import Embedder
 from duodec.errors import BadOption, ModelUnreadable, warn
-from duodec.loading.config import LLAMA_CPP
+from duodec.loading import backends
 from duodec.loading.resolve import ResolvedTarget
 from duodec.loading.vetting import vetted
 from duodec.models.metadata import ModelMetadata, Use
@@ -16,7 +16,8 @@ from duodec.models.metadata import ModelMetadata, Use
 
 def use_of(target: ResolvedTarget) -> Use:
     """What a model is for. Raises ModelUnreadable for a damaged file."""
-    return ModelMetadata.of(target.file.path).use if target.backend == LLAMA_CPP else "completion"
+    embeds = backends.named(target.backend).embeds
+    return ModelMetadata.of(target.file.path).use if embeds else "completion"
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from duodec.backends.placement import Placement
 from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
 from duodec.errors import BackendUnavailable, DuodecError, warn
-from duodec.loading import placing
-from duodec.loading.config import TORCH, EngineConfig
+from duodec.loading import backends, placing
+from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.memory import MemoryUse
 from duodec.loading.placing import PlacedDrafter
-from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
-from duodec.loading.vetting import vetted, vetted_head
+from duodec.loading.resolve import ResolvedPair, ResolvedTarget
 from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing, available_cores, keep_to
@@ -154,18 +153,10 @@ def load_target(
 ) -> LoadedTarget:
     """Load the target's model; ``taken_bytes`` of the memory that looks free are not. Raises what
     is wrong with its files, or with the backend's options."""
-    if target.backend == TORCH:
-        check_torch(target.config)
-        from duodec.backends.torch.load import load as load_torch
-
-        loaded = load_torch(target.vetted().path, target.config, on_warning, heads=target.heads)
-    else:
-        from duodec.backends.llamacpp.load import load as load_llama
-
-        loaded = load_llama(
-            target.vetted().path, target.config, on_warning, taken_bytes=taken_bytes,
-            heads_path=vetted_head(target.heads, target.file) if target.heads else None,
-        )  # fmt: skip
+    target.vetted()
+    loaded = backends.named(target.backend).load(
+        target.files, target.config, on_warning, taken_bytes=taken_bytes
+    )
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template
     return loaded
@@ -174,13 +165,9 @@ def load_target(
 def fits(pair: ResolvedPair, taken_bytes: int) -> bool:
     """Whether memory holds a target with caches of a short context, where ``taken_bytes`` of what
     looks free are other models' weights: an estimate. Raises what is wrong with its files."""
-    if pair.backend == TORCH:
-        from duodec.backends.torch.load import free_bytes
-
-        return pair.file.num_bytes <= free_bytes(pair.config) - taken_bytes
-    from duodec.backends.llamacpp import load as llama
-
-    return llama.fits(vetted(pair.file).path, pair.config, taken_bytes + draft_bytes(pair))
+    return backends.named(pair.backend).fits(
+        pair.file, pair.config, taken_bytes=taken_bytes, draft_bytes=draft_bytes(pair)
+    )
 
 
 def draft_bytes(pair: ResolvedPair) -> int:

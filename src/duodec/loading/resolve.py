@@ -14,36 +14,16 @@ from functools import cached_property
 from pathlib import Path
 
 from duodec.backends.cpu import cpu_key
-from duodec.backends.llamacpp.model import LlamaModel, refuse_encoder
 from duodec.backends.loaded import OpenVocabulary
-from duodec.errors import BadOption, DuodecError
-from duodec.loading.config import LLAMA_CPP, TORCH, EngineConfig
+from duodec.errors import DuodecError
+from duodec.loading import backends
+from duodec.loading.backends import TargetFiles
+from duodec.loading.config import AUTO, EngineConfig
 from duodec.loading.profile import Profile
-from duodec.loading.vetting import vetted
 from duodec.machine.cores import available_cores
-from duodec.models import (
-    ALIASES,
-    Format,
-    ModelFile,
-    format_of,
-    resolve,
-    resolve_folder,
-    resolve_heads,
-)
+from duodec.models import ALIASES, ModelFile, format_of, resolve
 from duodec.models.discovery import best_for
 from duodec.models.ollama import name_of
-
-_OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
-    "rows": "leave it out",
-    "gpu_layers": "use `device`",
-    "cpu_moe": "leave it out",
-    "n_cpu_moe": "leave it out",
-    "no_repack": "leave it out",
-    "override_tensor": "leave it out",
-    "cache_type_k": "leave it out",
-    "cache_type_v": "leave it out",
-    "mtp": "leave it out",
-}
 
 
 @dataclass(frozen=True)
@@ -60,21 +40,18 @@ class ResolvedTarget:
         """The target's name, for people."""
         return name_of(self.config.target)
 
+    @property
+    def files(self) -> TargetFiles:
+        """As its backend loads them."""
+        return TargetFiles(self.file, self.heads)
+
     def vetted(self) -> ModelFile:
-        """Its file, of which llama.cpp has read in a process of its own what the backend needs.
-        Raises ModelUnreadable."""
-        if self.file.path.is_file():
-            refuse_encoder(self.file.path)
-        return vetted(self.file, vocabulary_only=self.backend == TORCH)
+        """Its file, if it may be loaded in this process. Raises ModelUnreadable."""
+        return backends.named(self.backend).vetted(self.file)
 
     def open_vocabulary(self) -> OpenVocabulary:
         """Its vocabulary without its weights; the caller closes it. Raises ModelUnreadable."""
-        if self.file.path.is_dir():
-            from duodec.backends.torch.checkpoint.model import vocabulary_of
-
-            return vocabulary_of(self.file.path)
-        path = vetted(self.file, vocabulary_only=True).path
-        return LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
+        return backends.named(self.backend).open_vocabulary(self.file)
 
 
 @dataclass(frozen=True)
@@ -120,34 +97,20 @@ class ResolvedPair(ResolvedTarget):
 
 
 def resolve_target(config: EngineConfig) -> ResolvedTarget:
-    """The target's file or folder, downloaded if needed. Raises what is wrong with it, and
-    BackendUnavailable before downloading a model that cannot be loaded here."""
-    backend, is_gguf = config.target_backend, True
-    if backend != LLAMA_CPP:
-        prefer: Format = "safetensors" if backend == TORCH else "gguf"
-        is_gguf = format_of(config.target, prefer=prefer, offline=config.offline) == "gguf"
-    if backend == "auto":
-        backend = LLAMA_CPP if is_gguf else TORCH
-    heads = None
-    if config.heads is not None and backend == LLAMA_CPP:
-        if Path(config.heads).is_dir():
-            raise BadOption(
-                f"heads is {config.heads}, a folder, which only targets on torch read; with "
-                "llama.cpp name the GGUF file of a head, or set target_backend=torch"
-            )
-        heads = resolve(config.heads, offline=config.offline).path
-    elif config.heads is not None:
-        heads = resolve_heads(config.heads, offline=config.offline)
-    if is_gguf:
-        file = resolve(config.target, offline=config.offline)
-        return ResolvedTarget(config, backend, file, heads)
-    check_torch(config)
-    from duodec.backends.torch.load import blueprint
-
-    file = resolve_folder(
-        config.target, offline=config.offline, check=lambda folder: blueprint(folder, config, heads)
-    )
-    return ResolvedTarget(config, backend, file, heads)
+    """The target's file or folder, downloaded if needed. Raises what is wrong with it, and before
+    anything is downloaded BadOption for what the backend does not serve, and BackendUnavailable for
+    a model that cannot be loaded here."""
+    name = config.target_backend
+    if name == AUTO:
+        format_ = format_of(config.target, offline=config.offline)
+        name = backends.name_for(format_)
+        backend = backends.named(name)
+    else:
+        backend = backends.named(name)
+        format_ = backend.format_of(config)
+    backend.check(config)
+    found = backend.find(config, format_)
+    return ResolvedTarget(config, name, found.file, found.heads)
 
 
 def resolve_pair(config: EngineConfig) -> ResolvedPair:
@@ -177,17 +140,6 @@ def draft_for(config: EngineConfig, target: ResolvedTarget | None = None) -> str
         target = target or resolve_target(replace(config, offline=True))
         return best_for(target.file.path)
     return None
-
-
-def check_torch(config: EngineConfig) -> None:
-    """Raises BadOption for options that only llama.cpp has, and BackendUnavailable, which names the
-    remedy."""
-    values, defaults = vars(config), vars(EngineConfig())
-    for name, remedy in _OF_LLAMA_CPP.items():
-        if (value := values[name]) != defaults[name]:
-            shown = ",".join(value) if isinstance(value, tuple) else value
-            raise BadOption(f"{name} is {shown}, which only llama.cpp can serve; {remedy}")
-    import duodec.backends.torch.library  # noqa: F401
 
 
 def key_of(target: Path, draft: Path | None, settings: Sequence[object] = ()) -> str:

@@ -25,11 +25,11 @@ from fakes.draft_processes import (
 
 from duodec.backends.drafter.channel import Channel
 from duodec.backends.drafter.supervision import HangDetector
-from duodec.backends.table import TableDraftModel, TableModel
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.drafting.plans import Chain
 from duodec.machine.processes import Activity
+from duodec.testing import TableDraftModel, TableModel
 
 
 def test_stopped_in_the_middle_of_a_draft(start: Start, warnings: list[str]) -> None:

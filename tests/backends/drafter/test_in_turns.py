@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fakes.decoding import PROMPT, FakeTokenizer
-from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.drafter.in_turns import DrafterInTurns
-from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.events import Finished
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
@@ -21,6 +19,7 @@ from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain
 from duodec.llm import LLM
 from duodec.machine.cores import CoreSharing
+from duodec.testing import InlineDrafter, TableModel, TableTarget
 
 TABLE = TableModel(seed=7)
 DRAFT = replace(TABLE, noise=0.4)

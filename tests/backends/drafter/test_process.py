@@ -31,13 +31,11 @@ from fakes.draft_processes import (
     text_of,
     until,
 )
-from fakes.inline_drafter import InlineDrafter
 from fakes.masks import Masked
 
 from duodec.backends.drafter import supervision
 from duodec.backends.drafter.channel import Channel, Frame, Kind
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
-from duodec.backends.table import TableDraftModel, TableModel
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, RowQuery
 from duodec.core.rows import Row
@@ -45,6 +43,7 @@ from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, SampledChain, Sequences
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
+from duodec.testing import InlineDrafter, TableDraftModel, TableModel
 
 GPUS = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -434,7 +433,7 @@ def test_it_dies_with_its_parent(end: str) -> None:
     script = (
         "import os, numpy, time\n"
         "from duodec.backends.drafter.process import ProcessDrafter\n"
-        "from duodec.backends.table import TableModel\n"
+        "from duodec.testing import TableModel\n"
         "from duodec.core.protocols import DraftRequest\n"
         "from duodec.drafting.plans import Chain\n"
         "drafter = ProcessDrafter(TableModel(seconds=600), on_warning=print)\n"

@@ -24,12 +24,12 @@ from fakes.draft_processes import (
     until,
 )
 
-from duodec.backends.table import TableDraftModel
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.traits import DraftTraits
 from duodec.core.turns import InTurns
 from duodec.drafting.plans import Chain
+from duodec.testing import TableDraftModel
 
 # --- recipes: the child imports them from this module ---
 

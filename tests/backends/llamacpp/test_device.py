@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.decoding import WITHOUT_HEADS, FakeDatastore
+from fakes.decoding import WITHOUT_HEADS, ListedTexts
 from fakes.tiny_models import write_dense
 
 from duodec import LLM, SamplingParams
@@ -239,7 +239,7 @@ def test_every_method_has_the_text_of_plain_decoding(
 ) -> None:
     wanted = expected[temperature]
     for llm in (alone, together):
-        llm.datastore = FakeDatastore([list(tokens) for tokens in wanted])
+        llm.datastore = ListedTexts([list(tokens) for tokens in wanted])
     (one,) = alone.generate(PROMPTS[0], params(temperature), method=name)
     assert one.tokens == wanted[0]
     if name == "rest":

@@ -34,9 +34,10 @@ from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler
 from duodec.core.traits import Widths
 from duodec.errors import BadOption
+from duodec.loading import backends
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target
-from duodec.loading.resolve import check_torch, resolve_target
+from duodec.loading.resolve import resolve_target
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +324,7 @@ def test_rows_are_of_a_device(model: LlamaModel, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(BadOption, match=r"rows is 8, and a CPU's forward"):
         load_target(resolve_target(EngineConfig(str(model.path), draft=None, rows=8)))
     with pytest.raises(BadOption, match=r"rows is 8, which only llama\.cpp"):
-        check_torch(EngineConfig(rows=8))
+        backends.named("torch").check(EngineConfig(rows=8))
     for wrong in (1, 65):
         with pytest.raises(BadOption, match=rf"rows is {wrong}; use 2 to 64"):
             EngineConfig(rows=wrong)

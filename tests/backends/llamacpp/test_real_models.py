@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.decoding import WITHOUT_HEADS, FakeDatastore
+from fakes.decoding import WITHOUT_HEADS, ListedTexts
 
 from duodec import LLM, Delta, Finished, Grammar, SamplingParams
 from duodec.backends.curves import CostCurve
@@ -49,7 +49,7 @@ KEYED = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 def engine() -> Iterator[LLM]:
     with LLM.load() as engine:
         texts = [answer(engine, chat(question), "ar", n=40).tokens for question in QUESTIONS]
-        engine.datastore = FakeDatastore(texts)
+        engine.datastore = ListedTexts(texts)
         yield engine
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.families import write_family
-from fakes.inline_drafter import InlineDrafter
 from fakes.tiny_models import write_hybrid
 
 from duodec.backends.llamacpp import library
@@ -42,6 +41,7 @@ from duodec.loading.resolve import resolve_target
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.topology import Topology
 from duodec.models import resolve
+from duodec.testing import InlineDrafter
 
 WORDS = Grammar("regex", "( (one|two|three|four)){70,90}")  # so that drafts come true at times
 

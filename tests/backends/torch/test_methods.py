@@ -14,8 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 
 import torch
-from fakes.decoding import WITHOUT_HEADS, FakeDatastore, FixedBudget, Session, decode_rounds
-from fakes.inline_drafter import InlineDrafter
+from fakes.decoding import WITHOUT_HEADS, FixedBudget, ListedTexts, Session, decode_rounds
 from fakes.torch_models import KINDS, NUM_VOCAB, WINDOWED, build, random_text, target_of
 
 from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
@@ -30,6 +29,7 @@ from duodec.core.sampling.sampler import Draw, Sampler, SamplingParams
 from duodec.core.traits import Widths
 from duodec.methods.registry import method
 from duodec.models import resolve
+from duodec.testing import InlineDrafter
 
 KEYED = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 NUM_TOKENS = 48
@@ -106,7 +106,7 @@ def decode(
         capacity=len(PROMPT) + num_tokens,
         drafter=InlineDrafter(BlurredModel(kind)),
         sampler=Sampler(params, 0, len(PROMPT), Thirds() if params.grammar else None),
-        datastore=FakeDatastore([random_text(400, 2), *known_texts(kind)]),
+        datastore=ListedTexts([random_text(400, 2), *known_texts(kind)]),
         costs=FixedBudget(budget),
     )
     rounds = list(decode_rounds(method(name), session))
@@ -249,7 +249,7 @@ def test_smollm2_says_what_transformers_says_by_every_method() -> None:
             len(prompt) + 16,
             InlineDrafter(LlamaDraftModel(draft, num_context=256, num_threads=1)),
             Sampler(num_prompt_tokens=len(prompt)),
-            datastore=FakeDatastore([prompt + own]),
+            datastore=ListedTexts([prompt + own]),
             costs=FixedBudget(5),
         )
         rounds = list(decode_rounds(method(name), session))

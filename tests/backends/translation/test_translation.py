@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.grammar.llguidance import Masks
-from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.translation.model import TranslatedModel
 from duodec.backends.translation.recipe import TranslatedRecipe
 from duodec.backends.translation.renumbering import RenumberedModel
@@ -37,6 +36,7 @@ from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain
 from duodec.errors import VocabularyMismatch
 from duodec.methods.registry import METHODS
+from duodec.testing import TableDraftModel, TableModel, TableTarget
 
 TEXT = (
     "the internationalisation of the cat's thesaurus: def cat(n):\n    return n + 1\n"

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from fakes.decoding import Letters
 
-from duodec.backends.table import TableModel, TableTarget
 from duodec.core.sampling.parameters import Parameter, check
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
+from duodec.testing import TableModel, TableTarget
 
 WHOLE = ("seed", "top_k", "max_tokens", "logprobs")
 REAL = (

@@ -18,11 +18,10 @@ from fakes.decoding import Letters
 from fakes.vllm_rows import FakeEngine, FakeRow
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.table import TableModel
 from duodec.cli.app import run
-from duodec.cli.commands.vllm import command
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, ModelNotFound
 from duodec.integrations.vllm import DuoProposer, opening, proposer
+from duodec.integrations.vllm.command import command
 from duodec.integrations.vllm.opening import Engine, Host, OpenDrafter, draft_cores, num_window
 from duodec.integrations.vllm.proposer import counters
 from duodec.integrations.vllm.settings import PREFIX, Settings
@@ -30,6 +29,7 @@ from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.machine.topology import Topology
 from duodec.models import resolve
 from duodec.models.vocabularies import difference
+from duodec.testing import TableModel
 
 TABLE = TableModel(seed=7)
 FACTS = DraftFacts((b"a",) * 32, -1, -1, frozenset(), 2048, 4096)

@@ -20,7 +20,6 @@ from fakes.decoding import FakeClock, FixedBudget, LoggedDrafter, plain_text
 from fakes.vllm_rows import FakeEngine
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.table import TableModel
 from duodec.core.protocols import Drafted, DraftRequest
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.integrations.vllm.draft_lengths import BatchSize, DraftLengths, ProposedChain
@@ -30,6 +29,7 @@ from duodec.integrations.vllm.speculator import Speculator
 from duodec.methods.request import NoDrafter
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
+from duodec.testing import TableModel
 
 TABLE = TableModel(seed=7)
 NUM_TOKENS = 4

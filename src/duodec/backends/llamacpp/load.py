@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from duodec.backends.llamacpp import devices
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
@@ -16,6 +16,7 @@ from duodec.backends.llamacpp.heads import layers as heads
 from duodec.backends.llamacpp.heads.blocks import open_head
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.options import LlamaOptions
 from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.width_choice import choice_for
@@ -34,50 +35,9 @@ _SPARE = 1.1  # of what is estimated
 GPU_BUILD = "build one with `duodec setup --gpu cuda` (or vulkan, rocm, metal)"
 
 
-class Options(Protocol):
-    """What a user says of a target, as of `duodec.loading.config.EngineConfig`."""
-
-    @property
-    def context(self) -> int | None: ...
-    @property
-    def num_slots(self) -> int: ...
-    @property
-    def threads(self) -> int | None: ...
-    @property
-    def exact(self) -> bool: ...
-    @property
-    def fast(self) -> bool: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def rows(self) -> int | None: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def dtype_name(self) -> str: ...
-    @property
-    def gpu_layers(self) -> int: ...
-    @property
-    def cpu_moe(self) -> bool: ...
-    @property
-    def n_cpu_moe(self) -> int: ...
-    @property
-    def override_tensor(self) -> tuple[str, ...]: ...
-    @property
-    def no_repack(self) -> bool: ...
-    @property
-    def no_mmap(self) -> bool: ...
-    @property
-    def cache_type_k(self) -> str: ...
-    @property
-    def cache_type_v(self) -> str: ...
-    @property
-    def mtp(self) -> str: ...
-
-
 def load(
     path: Path,
-    config: Options,
+    config: LlamaOptions,
     on_warning: Callable[[str], None] = warn,
     *,
     taken_bytes: int = 0,
@@ -161,7 +121,7 @@ def load(
     )
 
 
-def fits(path: Path, config: Options, taken_bytes: int) -> bool:
+def fits(path: Path, config: LlamaOptions, taken_bytes: int) -> bool:
     """Whether memory holds a target with caches of a short context, where ``taken_bytes`` of what
     looks free are not: an estimate. Raises ContextExceeded and BadOption."""
     header = Header.read(load_llama(), path)
@@ -175,7 +135,7 @@ def fits(path: Path, config: Options, taken_bytes: int) -> bool:
 
 
 def _memory(
-    config: Options, header: Header, cache: CacheTypes, layers: int, taken_bytes: int
+    config: LlamaOptions, header: Header, cache: CacheTypes, layers: int, taken_bytes: int
 ) -> tuple[Footprint, int, list[devices.Device]]:
     """What a target takes where it will be, the free bytes there, and its devices."""
     lib = load_llama()
@@ -198,7 +158,7 @@ def _memory(
 
 
 def _holds_packed(
-    config: Options,
+    config: LlamaOptions,
     layers: int,
     header: Header,
     footprint: Footprint,
@@ -231,7 +191,7 @@ def _where(model: LlamaModel, num_layers: int) -> str:
     return f"{names}{part} and the CPU"
 
 
-def chosen_widths(config: Options, model: LlamaModel) -> tuple[Widths, Mapping[int, float]]:
+def chosen_widths(config: LlamaOptions, model: LlamaModel) -> tuple[Widths, Mapping[int, float]]:
     """Rows that a forward pass of a text may have on a device, and its seconds by its rows where
     they were measured; any number on a CPU and of a recurrent model, where passes are not padded.
     Raises BadOption."""
@@ -249,7 +209,7 @@ def chosen_widths(config: Options, model: LlamaModel) -> tuple[Widths, Mapping[i
     return widths, choice.seconds_of(widths)
 
 
-def placed_tensors(config: Options) -> list[overrides.Override]:
+def placed_tensors(config: LlamaOptions) -> list[overrides.Override]:
     """Tensors to place on other devices than their layers. Raises BadOption."""
     found = overrides.parse(config.override_tensor)
     if config.cpu_moe:
@@ -296,7 +256,7 @@ def can_offload() -> bool:
     return bool(load_llama().llama_supports_gpu_offload())
 
 
-def llama_layers(config: Options) -> int:
+def llama_layers(config: LlamaOptions) -> int:
     """Layers that llama.cpp is to place on a GPU. Raises what it cannot do."""
     if config.dtype_name != "auto":
         raise BadOption(
@@ -310,7 +270,7 @@ def llama_layers(config: Options) -> int:
     return config.gpu_layers
 
 
-def llama_devices(config: Options) -> list[devices.Device]:
+def llama_devices(config: LlamaOptions) -> list[devices.Device]:
     """The devices that the user names for a GGUF file; none: all that there are. Raises BadOption
     and BackendUnavailable."""
     lib = load_llama()

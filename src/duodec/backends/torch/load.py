@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import duodec.backends.torch.library  # noqa: F401  says what to do where there is no torch
 from duodec.backends.loaded import LoadedTarget, RunningTarget, checked_context
+from duodec.backends.options import TargetOptions
 from duodec.backends.placement import Placement
 from duodec.backends.torch.checkpoint.blueprint import Blueprint
 from duodec.backends.torch.checkpoint.memory import Extent
@@ -35,22 +35,7 @@ _HEADS: Mapping[str, Callable[[HeadFiles, Network], HeadModel]] = {
 DEFAULT_CONTEXT = 8192  # tokens, if the model was trained for so many
 
 
-class Options(Protocol):
-    """What a user says of a target, as of `duodec.loading.config.EngineConfig`."""
-
-    @property
-    def context(self) -> int | None: ...
-    @property
-    def num_slots(self) -> int: ...
-    @property
-    def fast(self) -> bool: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype_name(self) -> str: ...
-
-
-def blueprint(path: Path, config: Options, heads: Path | None = None) -> Blueprint:
+def blueprint(path: Path, config: TargetOptions, heads: Path | None = None) -> Blueprint:
     """The plan of a model and of the folder of its heads, without their weights. Raises what is
     wrong with it."""
     found = Blueprint.of(
@@ -66,7 +51,7 @@ def blueprint(path: Path, config: Options, heads: Path | None = None) -> Bluepri
     return found
 
 
-def free_bytes(config: Options) -> int:
+def free_bytes(config: TargetOptions) -> int:
     """Of the memory where the model would be."""
     return sum(choose_places(config.device, config.dtype_name, None)[-1].free_bytes)
 
@@ -85,7 +70,7 @@ def load_heads(path: Path, network: Network) -> HeadModel:
 
 def load(
     path: Path,
-    config: Options,
+    config: TargetOptions,
     on_warning: Callable[[str], None] = warn,
     *,
     heads: Path | None = None,
@@ -140,7 +125,7 @@ def _memory_said(model: TorchModel, num_context: int) -> Iterator[None]:
 
 
 def chosen_widths(
-    config: Options, model: TorchModel, num_context: int
+    config: TargetOptions, model: TorchModel, num_context: int
 ) -> tuple[Widths, Mapping[int, float]]:
     """Rows that a forward pass of a text may have, and its seconds by its rows where they were
     measured: on a GPU. On a CPU, where each row takes its time, passes have few; with ``fast`` as

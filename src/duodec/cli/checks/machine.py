@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.gguf.header import Header, ggml
 from duodec.cli.checks import Check
 from duodec.cli.spelling import as_options
-from duodec.errors import BackendUnavailable
-from duodec.loading.config import LLAMA_CPP, TORCH
+from duodec.errors import DuodecError
+from duodec.loading import backends
+from duodec.loading.config import LLAMA_CPP
+from duodec.machine import plugins
 from duodec.machine.core_plan import CorePlan
-from duodec.machine.install import extra_command
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
@@ -80,25 +81,17 @@ def check_kernels(model: LlamaModel) -> Check:
     )
 
 
-def check_torch(backend: str, *, has_gpu: bool) -> Check:
-    """Check torch, which computes targets in safetensors."""
-    try:
-        words = f"torch {version('torch')}, transformers {version('transformers')}"
-    except PackageNotFoundError:
-        return Check(
-            TORCH, "ok", "not installed; targets in safetensors need it", extra_command("torch")
-        )
-    if backend != TORCH and not has_gpu:  # loading it would take seconds
-        return Check(TORCH, "ok", f"{words}; not needed for this target")
-    try:
-        from duodec.backends.torch.checkpoint.placing import gpu_words
-    except BackendUnavailable as error:
-        return Check(TORCH, "warn", words, as_options(str(error)))
-    if (found := gpu_words()) is None:
-        lacks = f"{words}, without a GPU that it can use"
-        remedy = "see docs/torch.md on builds of torch with CUDA" if has_gpu else ""
-        return Check(TORCH, "warn" if has_gpu else "ok", lacks, remedy)
-    return Check(TORCH, "ok", f"{words}, {found}")
+def check_backends(used: str, *, has_gpu: bool) -> list[Check]:
+    """Check what else computes targets, as far as it has anything to say."""
+    found: list[Check] = []
+    for name in plugins.names(plugins.BACKENDS):
+        try:
+            if state := backends.named(name).state(is_used=name == used, has_gpu=has_gpu):
+                verdict, words, remedy = state
+                found.append(Check(name, verdict, words, as_options(remedy)))
+        except DuodecError as error:
+            found.append(Check(name, "warn", as_options(str(error))))
+    return found
 
 
 def gpu_is_there() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +15,7 @@ from duodec.cli.checks import Check, failed, machine, pair
 from duodec.cli.output import coloured, put, put_beside, status
 from duodec.errors import DuodecError
 from duodec.loading.config import EngineConfig
+from duodec.machine import plugins
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
@@ -65,7 +66,8 @@ def doctor(
     from duodec.loading.resolve import resolve_pair
 
     if vllm:
-        checks = _examine_vllm(config.target, config.draft, config.offline)
+        examine = plugins.load(plugins.CHECKS, "vllm", "duodec doctor --vllm")
+        checks = examine(config.target, config.draft, offline=config.offline)
         _report(checks, None, config.target, config.draft, json)
         return
     resolved = resolve_pair(config)
@@ -96,17 +98,6 @@ def _report(
     sys.stdout.flush()
     if not is_usable:
         raise typer.Exit(_CHECK_FAILED)
-
-
-def _examine_vllm(target: str, draft: str | None, offline: bool) -> list[Check]:
-    """Check what vLLM and our drafter need; a draft named here overrides the settings."""
-    from duodec.cli.checks.vllm import checks
-    from duodec.integrations.vllm.settings import Settings
-
-    settings = Settings.read()
-    if draft not in (None, "auto"):
-        settings = replace(settings, draft=draft)
-    return checks(target, settings, offline=offline)
 
 
 def _examine(resolved: ResolvedPair, wait_s: float) -> tuple[list[Check], Speed | None]:
@@ -197,7 +188,7 @@ def _check_use(
         *pair.check_memory(target, draft, num_context),
         machine.check_llama(load(), backend, has_gpu=has_gpu),
         *([machine.check_kernels(model)] if is_on_cpu and isinstance(model, LlamaModel) else []),
-        machine.check_torch(backend, has_gpu=has_gpu),
+        *machine.check_backends(backend, has_gpu=has_gpu),
     ]
 
 

@@ -15,6 +15,7 @@ from duodec.cli.opening import open_llm, resolve_for
 from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
+from duodec.machine import plugins
 from duodec.machine.busy import wait_until_idle
 from duodec.machine.install import install_command
 
@@ -197,7 +198,7 @@ def _show(found: Profile) -> None:
 
 def _write_plot(found: Profile, path: Path) -> None:
     try:
-        from duodec.bench.figures.costs import costs_figure
+        costs_figure = plugins.load(plugins.FIGURES, "costs", "duodec profile --plot")
     except ImportError:
         raise BackendUnavailable(
             f"a plot needs matplotlib, which is not installed; run: {install_command('matplotlib')}"

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from duodec.chat.template import Message
-from duodec.datastores.documents import Chat, Text, documents, sources
 from duodec.distill.prompts.builtin import conversations as built_in
 from duodec.errors import BadOption
+from duodec.lab.datastores.documents import Chat, Text, documents, sources
 
 _HELD_OUT = 0.06  # of all prompts, that no training sees
 _LEAST_HELD_OUT = 2

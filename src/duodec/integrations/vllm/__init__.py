@@ -9,10 +9,25 @@
                 the drafter, and the thread that reads its messages
     settings, opening, vocabulary
                 from the environment to a drafter that suits vLLM's target
+    command, checks
+                `duodec vllm` and `duodec doctor --vllm`
 
 Nothing here imports vLLM: it imports this.
 """
 
-from duodec.integrations.vllm.proposer import DuoProposer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duodec.integrations.vllm.proposer import DuoProposer
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: `duodec --help` reads the command's first sentence only."""
+    if name != "DuoProposer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from duodec.integrations.vllm.proposer import DuoProposer
+
+    return DuoProposer
+
 
 __all__ = ["DuoProposer"]

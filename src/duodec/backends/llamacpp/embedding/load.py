@@ -9,7 +9,8 @@ from duodec.backends.llamacpp.embedding.embedder import LlamaEmbedder, batch_tok
 from duodec.backends.llamacpp.embedding.model import PooledModel
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
-from duodec.backends.llamacpp.load import Options, llama_devices, llama_layers
+from duodec.backends.llamacpp.load import llama_devices, llama_layers
+from duodec.backends.llamacpp.options import LlamaOptions
 from duodec.backends.loaded import checked_context
 from duodec.backends.placement import Placement
 from duodec.errors import BadOption, ContextExceeded, warn
@@ -25,7 +26,7 @@ _LEAST = 64  # tokens
 
 def load(
     path: Path,
-    config: Options,
+    config: LlamaOptions,
     on_warning: Callable[[str], None] = warn,
     *,
     parse_special: bool = False,

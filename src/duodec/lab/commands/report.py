@@ -14,8 +14,9 @@ import typer
 
 from duodec.bench.results import RESULTS
 from duodec.cli.options import Json, option
-from duodec.cli.output import one_line, put, put_rich_table, say_dim
+from duodec.cli.output import one_line, put, say_dim
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
+from duodec.lab.commands.tables import put_rich_table
 from duodec.machine.files import is_full
 from duodec.machine.install import install_command
 

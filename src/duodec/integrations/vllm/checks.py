@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from duodec.cli.checks import Check, failed
 from duodec.cli.checks.machine import gpu_is_there
 from duodec.errors import DuodecError
-
-if TYPE_CHECKING:
-    from duodec.integrations.vllm.settings import Settings
+from duodec.integrations.vllm.settings import Settings
 
 
-def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
-    """Run the checks of `duodec doctor --vllm`."""
+def checks(target: str, draft: str | None, *, offline: bool) -> list[Check]:
+    """Run the checks of `duodec doctor --vllm`; a draft named here overrides the settings."""
     from duodec.integrations.vllm import opening
     from duodec.integrations.vllm.vocabulary import draft_facts
     from duodec.machine.topology import Topology
@@ -22,6 +20,9 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
     from duodec.models.folders import read_json
     from duodec.models.vocabularies import difference
 
+    settings = Settings.read()
+    if draft not in (None, "auto"):
+        settings = replace(settings, draft=draft)
     found: list[Check] = []
 
     def check(name: str, words: Callable[[], str]) -> None:

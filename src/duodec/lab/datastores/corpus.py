@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from duodec.chat.template import render
-from duodec.datastores.documents import Chat, NoText, Source, Text, documents, pieces
 from duodec.drafting.datastore_file import Header, encode
 from duodec.errors import BadOption
+from duodec.lab.datastores.documents import Chat, NoText, Source, Text, documents, pieces
 
 if TYPE_CHECKING:
     from duodec.core.protocols import Tokenizer

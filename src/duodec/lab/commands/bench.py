@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duodec.cli import options
-from duodec.cli.commands.report import check_installed, show_run
 from duodec.cli.options import CURVES
 from duodec.cli.output import progress_bar, say, say_dim
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
+from duodec.lab.commands.report import check_installed, show_run
 from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from duodec.cli import options
-from duodec.cli.commands.report import check_installed, show_run
 from duodec.cli.options import CURVES
 from duodec.cli.output import progress_bar, say_dim
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.lab.commands.report import check_installed, show_run
 from duodec.loading.config import EngineConfig
 
 EPILOG = f"""

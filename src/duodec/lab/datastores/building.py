@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.datastores.corpus import Corpus
-from duodec.datastores.documents import sources
 from duodec.datastores.places import fingerprint
 from duodec.drafting.datastore_file import MAGIC, Header, file_parts
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.lab.datastores.corpus import Corpus
+from duodec.lab.datastores.documents import sources
 from duodec.machine.files import is_full, replacing
 from duodec.machine.install import install_command
 

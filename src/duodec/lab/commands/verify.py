@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duodec.cli import options
-from duodec.cli.commands.report import check_installed
-from duodec.cli.output import one_line, progress_bar, put, put_rich_table, say_dim, status
+from duodec.cli.output import one_line, progress_bar, put, say_dim, status
 from duodec.errors import BadOption
+from duodec.lab.commands.report import check_installed
+from duodec.lab.commands.tables import put_rich_table
 from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:

@@ -1,0 +1,80 @@
+"""Offer llama.cpp as the backend of targets in GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from duodec.backends.llamacpp.model import LlamaModel, refuse_encoder
+from duodec.backends.loaded import LoadedTarget, OpenVocabulary
+from duodec.errors import BadOption
+from duodec.loading.backends import Backend, TargetFiles
+from duodec.loading.config import EngineConfig
+from duodec.loading.vetting import vetted, vetted_head
+from duodec.models import Format, ModelFile, resolve
+
+
+class LlamaBackend(Backend):
+    """llama.cpp, for GGUF files and nothing else."""
+
+    format = "gguf"
+    embeds = True
+
+    def check(self, config: EngineConfig) -> None:
+        """All options are served; what a file or a build cannot do, loading tells."""
+
+    def find(self, config: EngineConfig, format_: Format) -> TargetFiles:
+        heads = self._heads(config)
+        return TargetFiles(resolve(config.target, offline=config.offline), heads)
+
+    def _heads(self, config: EngineConfig) -> Path | None:
+        if config.heads is None:
+            return None
+        if Path(config.heads).is_dir():
+            raise BadOption(
+                f"heads is {config.heads}, a folder, which only targets on torch read; with "
+                "llama.cpp name the GGUF file of a head, or set target_backend=torch"
+            )
+        return resolve(config.heads, offline=config.offline).path
+
+    def vetted(self, file: ModelFile) -> ModelFile:
+        return tried(file)
+
+    def open_vocabulary(self, file: ModelFile) -> OpenVocabulary:
+        return gguf_vocabulary(file)
+
+    def load(
+        self,
+        files: TargetFiles,
+        config: EngineConfig,
+        on_warning: Callable[[str], None],
+        *,
+        taken_bytes: int = 0,
+    ) -> LoadedTarget:
+        from duodec.backends.llamacpp.load import load
+
+        return load(
+            files.file.path, config, on_warning, taken_bytes=taken_bytes,
+            heads_path=vetted_head(files.heads, files.file) if files.heads else None,
+        )  # fmt: skip
+
+    def fits(
+        self, file: ModelFile, config: EngineConfig, *, taken_bytes: int, draft_bytes: int
+    ) -> bool:
+        from duodec.backends.llamacpp import load
+
+        return load.fits(vetted(file).path, config, taken_bytes + draft_bytes)
+
+
+def tried(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
+    """A target's file, of which llama.cpp has read what a backend needs in a process of its own.
+    Raises ModelUnreadable."""
+    if file.path.is_file():
+        refuse_encoder(file.path)
+    return vetted(file, vocabulary_only=vocabulary_only)
+
+
+def gguf_vocabulary(file: ModelFile) -> LlamaModel:
+    """The vocabulary of a GGUF file; the caller closes it. Raises ModelUnreadable."""
+    path = vetted(file, vocabulary_only=True).path
+    return LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
