@@ -33,7 +33,7 @@ DTYPES = {
 DRAFT_DEVICES = {"auto": "auto", "cpu": "cpu", "none": "cpu", "gpu": "gpu"}  # none: llama.cpp's
 _KIND = r"(cuda|rocm|vulkan|metal|sycl)(:\d+)?|(CUDA|ROCm|Vulkan|MTL|Metal|SYCL)\d*"
 _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
-_PATHS = ("target", "draft", "heads", "datastore", "chat_template")  # a path will do
+_PATHS = ("target", "draft", "heads", "mmproj", "datastore", "chat_template")  # a path will do
 
 
 @strict
@@ -82,6 +82,17 @@ class EngineConfig:
             metavar="MODEL",
         ),
     ] = None
+    mmproj: Annotated[
+        str | None,
+        Parameter(
+            "The file by which a GGUF target sees pictures (llama.cpp's mmproj-*.gguf); auto: the "
+            "one beside its file, in its repository or of Ollama's, if there is one; none: it "
+            "reads text only. See docs/images.md.",
+            "Models",
+            ("--mmproj", "-mm"),
+            "FILE",
+        ),
+    ] = "auto"
     datastore: Annotated[
         str | None,
         Parameter(

@@ -21,7 +21,7 @@ from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.memory import MemoryUse
 from duodec.loading.placing import PlacedDrafter
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
-from duodec.loading.vetting import vetted, vetted_head
+from duodec.loading.vetting import vetted, vetted_head, vetted_projector
 from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing, available_cores, keep_to
@@ -165,10 +165,25 @@ def load_target(
         loaded = load_llama(
             target.vetted().path, target.config, on_warning, taken_bytes=taken_bytes,
             heads_path=vetted_head(target.heads, target.file) if target.heads else None,
+            mmproj=_vetted_projector(target, on_warning),
         )  # fmt: skip
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template
     return loaded
+
+
+def _vetted_projector(target: ResolvedTarget, on_warning: Callable[[str], None]) -> Path | None:
+    """What the target sees pictures with. Raises what is wrong with a file that the user names;
+    without one that was found for it, the target reads text only."""
+    if target.mmproj is None:
+        return None
+    try:
+        return vetted_projector(target.mmproj, target.file)
+    except DuodecError as error:
+        if target.config.mmproj != "auto":
+            raise
+        on_warning(f"no pictures: {error}")
+        return None
 
 
 def fits(pair: ResolvedPair, taken_bytes: int) -> bool:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from duodec.models import (
     ALIASES,
     Format,
     ModelFile,
+    find_projector,
     format_of,
     resolve,
     resolve_folder,
@@ -43,6 +44,7 @@ _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
     "cache_type_k": "leave it out",
     "cache_type_v": "leave it out",
     "mtp": "leave it out",
+    "mmproj": "leave it out",
 }
 
 
@@ -54,6 +56,7 @@ class ResolvedTarget:
     backend: str
     file: ModelFile
     heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
+    mmproj: Path | None = field(default=None, kw_only=True)  # what it sees pictures with
 
     @property
     def name(self) -> str:
@@ -110,6 +113,7 @@ class ResolvedPair(ResolvedTarget):
             config.cache_type_k, config.cache_type_v, config.mtp,
             self.backend, config.dtype_name, config.device, self.file.num_bytes,
             config.heads, config.draft_head, config.draft_weights, config.draft_device,
+            *([self.mmproj.name] if self.mmproj else []),
         )  # fmt: skip
         return key_of(self.file.path, self.draft.path if self.draft else None, settings)
 
@@ -140,7 +144,8 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
         heads = resolve_heads(config.heads, offline=config.offline)
     if is_gguf:
         file = resolve(config.target, offline=config.offline)
-        return ResolvedTarget(config, backend, file, heads)
+        mmproj = _projector(config, backend, file)
+        return ResolvedTarget(config, backend, file, heads, mmproj=mmproj)
     check_torch(config)
     from duodec.backends.torch.load import blueprint
 
@@ -150,11 +155,27 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
     return ResolvedTarget(config, backend, file, heads)
 
 
+def _projector(config: EngineConfig, backend: str, file: ModelFile) -> Path | None:
+    """What a GGUF target sees pictures with. Raises what is wrong with a file that is named."""
+    if config.mmproj in (None, "none") or backend != LLAMA_CPP:
+        return None
+    if config.mmproj != "auto":
+        if config.heads is not None:
+            raise BadOption(
+                f"mmproj is {config.mmproj} and heads is {config.heads}: a head does not draft "
+                "behind pictures; leave one out"
+            )
+        return resolve(str(config.mmproj), offline=config.offline).path
+    if config.heads is not None:
+        return None
+    return find_projector(config.target, file.path, offline=config.offline)
+
+
 def resolve_pair(config: EngineConfig) -> ResolvedPair:
     """The files of a pair, downloaded if needed. Raises what is wrong with the target, or with a
     draft that the user names."""
     target = resolve_target(config)
-    pair = ResolvedPair(config, target.backend, target.file, target.heads)
+    pair = ResolvedPair(config, target.backend, target.file, target.heads, mmproj=target.mmproj)
     name = draft_for(config, target)
     if name is None:
         return pair
