@@ -55,6 +55,8 @@ test-torch: setup-torch  ## run the tests of targets on torch (long files come f
 		tests/backends/torch \
 		tests/backends/llamacpp/test_recurrent.py \
 		tests/backends/llamacpp/test_families.py \
+		tests/backends/llamacpp/test_images.py \
+		tests/server/test_images.py \
 		tests/backends/llamacpp/test_packed_models.py \
 		tests/backends/llamacpp/test_padded.py \
 		tests/backends/llamacpp/test_placing.py  # these write GGUF files

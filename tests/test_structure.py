@@ -91,6 +91,7 @@ HOMES = {
     "gguf": ("backends/torch", "backends/transformers", "distill/library"),
     "huggingface_hub": ("models",),
     "jinja2": ("chat/jinja", "bench"),
+    "PIL": ("chat/picture_decoder",),
     "matplotlib": ("bench/figures",),
     "pydivsufsort": ("lab/datastores",),
     "typer": ("cli", "lab/commands", "integrations/vllm/command"),

@@ -11,6 +11,7 @@
     │   └── VocabularyMismatch
     ├── ContextExceeded      the prompt does not fit the context
     ├── GrammarsFull         the grammars in use leave no memory for another
+    ├── PicturesFull         the pictures in work leave no memory for another
     ├── ComputeFailed        the library failed in the middle of a forward pass
     ├── DistributionUnavailable       the target has no distributions (replay)
     ├── BackendUnavailable   a library is missing or was built for another machine
@@ -78,6 +79,10 @@ class ContextExceeded(DuodecError):
 
 class GrammarsFull(DuodecError):
     """A grammar for which those of other requests leave no memory; it fits later."""
+
+
+class PicturesFull(DuodecError):
+    """A picture for which those of other requests leave no memory; it fits later."""
 
 
 class ComputeFailed(DuodecError):

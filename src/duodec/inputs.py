@@ -9,9 +9,11 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
-from duodec.chat.contents import NoText, content_of, names_function
+from duodec.chat.contents import Mark, NoText, content_of, names_function
+from duodec.chat.pictures import Marked
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
+from duodec.core.prompts.pictures import PromptTokens, sight_of
 from duodec.core.protocols import Tokenizer
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.parameters import made, shown
@@ -33,6 +35,7 @@ class EngineOptions(TypedDict, total=False):
 
     target_backend: str
     heads: _Path | None
+    mmproj: _Path | None
     datastore: _Path | None
     offline: bool
     pace: float | str
@@ -126,11 +129,14 @@ def check_role(number: int, message: Message) -> None:
         raise BadOption(f"message {number} has no content; give it a text")
 
 
-def with_text(number: int, message: Message) -> Message:
-    """A message whose content is a text, as templates read it. Raises BadOption."""
+def with_text(number: int, message: Message, mark: Mark | None = None) -> Message:
+    """A message whose content is a text, as templates read it, with what ``mark`` writes for
+    pictures. Raises BadOption."""
     has_calls = bool(message.get("tool_calls"))
     try:
-        text = content_of(message.get("role"), message.get("content"), has_calls=has_calls)
+        text = content_of(
+            message.get("role"), message.get("content"), has_calls=has_calls, mark=mark
+        )
         return {**message, "content": text}
     except NoText as error:
         raise BadOption(f"messages[{number}].content {error}") from None
@@ -182,6 +188,8 @@ def prompt_tokens(
     check_prompt(prompt)
     if isinstance(prompt, str):
         return tokenizer.tokenize(prompt, is_templated=parse_special)
+    if isinstance(prompt, PromptTokens):
+        return prompt
     if is_tokens(prompt):
         tokens: list[int] = np.asarray(prompt).tolist()
         bad = [token for token in tokens if not 0 <= token < tokenizer.num_vocab]
@@ -197,10 +205,12 @@ def prompt_tokens(
         )
     for number, message in enumerate(messages):
         check_role(number, message)
-    said = [with_text(number, message) for number, message in enumerate(messages)]
+    marked = Marked()
+    mark = None if sight_of(tokenizer) is None else marked.mark
+    said = [with_text(number, message, mark) for number, message in enumerate(messages)]
     return chat_tokens(
         tokenizer, said, tools=tools, variables=variables,
-        parse_special=parse_special, check=check,
+        parse_special=parse_special, check=check, marked=marked,
     )  # fmt: skip
 
 

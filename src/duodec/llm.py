@@ -18,6 +18,7 @@ from typing import Any, overload
 from duodec.backends.grammar.trial import GrammarCompiler, GrammarTrial
 from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
+from duodec.core.prompts.pictures import shown_in, sight_of
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.least import NoEndBefore
@@ -342,6 +343,8 @@ class LLM(_Parts):
         """The requests of `generate`. Raises what it raises."""
         several, num_choices = prompts_of(prompts), whole("n", n)
         each = params_of_each(params, len(several), num_choices, sampling)
+        if num_choices > 1:  # which share the pictures of their prompt
+            several = [self.tokens_of(prompt) for prompt in several]
         outputs = [CollectedOutput(own) for own in each for _ in range(num_choices)]
         entries = [
             self.scheduled(several[i // num_choices], output.params, method=method, say=output,
@@ -363,7 +366,9 @@ class LLM(_Parts):
 
         Args:
             messages: ``{"role": "user", "content": "..."}`` and so on, oldest first; a text is
-                one message of the user. A content may be a list of parts of type ``text``.
+                one message of the user. A content may be a list of parts: ``{"type": "text",
+                "text": ...}`` and, where the model sees pictures, ``{"type": "image", "image":
+                ...}`` with the path of a file or its bytes.
             params: Sampling parameters. Greedy by default.
             method: A decoding method by name; `auto` by default.
             tools: Functions that the model may call: ``{"type": "function", "function": {"name":
@@ -521,6 +526,9 @@ class LLM(_Parts):
         check_bias(params, self.tokenizer.num_vocab)
         tokens = self.tokens_of(prompt)
         check_length(tokens, self.num_context)
+        sight = sight_of(self.tokenizer)
+        if params.prompt_logprobs is not None and shown_in(tokens):
+            raise BadOption("prompt_logprobs of a prompt with pictures are not told; leave it out")
         max_tokens = self.num_context if params.max_tokens is None else params.max_tokens
         wanted = len(tokens) + max_tokens
         request = Request(
@@ -539,6 +547,7 @@ class LLM(_Parts):
             num_logprobs=params.logprobs,
             num_prompt_logprobs=params.prompt_logprobs,
             owner=owner,
+            blank=sight.blank if sight else 0,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
         return ScheduledRequest(request, chosen, say, full=full, should_stop=should_stop)

@@ -299,7 +299,7 @@ FAMILIES: dict[str, Family] = {
 
 def write_family(
     path: Path,
-    name: str,
+    name: str | Family,
     *,
     noise: float = 0.0,
     kind: str = "Q8_0",
@@ -310,7 +310,7 @@ def write_family(
     size: a draft that is often right. Layers add so much (``loudness``) to their input. Behind them
     are ``num_heads`` layers of multi-token prediction, which go on from a token alone and so are
     often right where layers add little; the others have the same weights with them as without."""
-    family = FAMILIES[name]
+    family = FAMILIES[name] if isinstance(name, str) else name
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, family.architecture)
     fields: dict[str, Any] = {

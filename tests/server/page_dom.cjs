@@ -48,7 +48,7 @@ class Store {
 }
 
 /* The page, opened; `answer(request)` gives what fetch of a completion gives. */
-function open({ answer, kept = {}, models = { status: 200, json: async () => ({ data: [{ id: "m" }] }) }, confirms = true, isGone = () => false, busy = 0 }) {
+function open({ answer, kept = {}, models = { status: 200, json: async () => ({ data: [{ id: "m" }] }) }, confirms = true, isGone = () => false, busy = 0, sees = false }) {
   const page = fs.readFileSync(path.join(WEB, "page.html"), "utf-8"), nodes = {};
   for (const [, name, id] of page.matchAll(/<(\w+)[^>]*?\bid="([^"]+)"/g)) nodes[id] = Object.assign(new Node(name), { id });
   for (const [, tag] of page.matchAll(/<\w+([^>]*\bhidden\b[^>]*)>/g)) nodes[/id="([^"]+)"/.exec(tag)[1]].hidden = true;
@@ -74,12 +74,12 @@ function open({ answer, kept = {}, models = { status: 200, json: async () => ({ 
   global.fetch = async (url, options = {}) => {
     if (isGone()) throw new TypeError("fetch failed");
     if (url === "health") return { json: async () => ({ status: "ok" }) };
-    if (url.startsWith("props?model=")) return { json: async () => ({ model: "m", speculation: {}, busy_cores: busy, n_ctx: 1000 }) };
+    if (url.startsWith("props?model=")) return { json: async () => ({ model: "m", speculation: {}, busy_cores: busy, n_ctx: 1000, capabilities: sees ? ["completion", "vision"] : ["completion"] }) };
     if (url === "v1/models") return models;
     asked.push(JSON.parse(options.body));
     return answer(asked.length, options);
   };
-  const scripts = ["kept/highlight.min.js", "kept/katex.min.js", "markdown.js", "chats.js", "chat.js"].map(n => fs.readFileSync(path.join(WEB, n), "utf-8").replace(/^if \(typeof module.*/m, "")).join("\n");
+  const scripts = ["kept/highlight.min.js", "kept/katex.min.js", "markdown.js", "chats.js", "pictures.js", "chat.js"].map(n => fs.readFileSync(path.join(WEB, n), "utf-8").replace(/^if \(typeof module.*/m, "")).join("\n");
   new Function(scripts)();
   const type = words => { nodes.text.value = words; nodes.text.send("keydown", { key: "Enter" }); };
   return { nodes, asked, kept, exported, copied, type, shown: () => nodes.chat.textContent };

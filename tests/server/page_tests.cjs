@@ -104,7 +104,7 @@ const tests = {
   },
   async a_text_file_goes_into_the_message() {
     const page = open({ answer: () => stream([said("ok"), last()]) });
-    const choose = async (bytes, size = bytes.length) => { page.nodes.attached.files = [{ name: "a.py", size, arrayBuffer: async () => bytes }]; page.nodes.attached.send("change"); await soon(); };
+    const choose = async (bytes, size = bytes.length) => { page.nodes.attached.files = [{ name: "a.py", type: "", size, arrayBuffer: async () => bytes }]; page.nodes.attached.send("change"); await soon(); };
     page.nodes.text.value = "Explain this.";
     await choose(new TextEncoder().encode("x = '```'\n"));
     assert.strictEqual(page.nodes.text.value, "a.py:\n````\nx = '```'\n````\n\nExplain this.");
@@ -114,6 +114,45 @@ const tests = {
       assert(page.shown().includes("a.py is no text"), page.shown());
       assert.strictEqual(page.nodes.text.value, before);
     }
+  },
+  async pictures_are_attached_pasted_taken_out_and_sent() {
+    const page = open({ sees: true, answer: n => n === 1 ? refuse(400, "too large") : stream([said("ok"), last()]) });
+    await soon();
+    const file = n => ({ name: n + ".png", type: "image/png", size: 3, arrayBuffer: async () => new Uint8Array([n, n, n]) });
+    page.nodes.attached.files = [file(0)];
+    page.nodes.attached.send("change");
+    await soon();
+    page.nodes.text.send("paste", { clipboardData: { files: [file(1), file(2), { name: "a.txt", type: "text/plain" }] } });
+    await soon();
+    assert.strictEqual(page.nodes.pictures.children.length, 3);
+    page.nodes.pictures.children[1].send("click");
+    assert.strictEqual(page.nodes.pictures.children.length, 2);
+    page.type("what is this?");
+    await soon();
+    assert.strictEqual(page.nodes.pictures.children.length, 2, "what was not answered can be sent again");
+    page.nodes.form.send("submit");
+    await soon();
+    assert.strictEqual(page.nodes.pictures.hidden, true);
+    const urls = ["data:image/png;base64,AAAA", "data:image/png;base64,AgIC"];
+    const content = [...urls.map(url => ({ type: "image_url", image_url: { url } })), { type: "text", text: "what is this?" }];
+    assert.deepStrictEqual(page.asked[1].messages, [{ role: "user", content }]);
+    page.type("and now?");
+    await soon();
+    assert.deepStrictEqual(page.asked[2].messages[0], { role: "user", content }, "later turns have them, too");
+    assert.deepStrictEqual(page.asked[2].messages[2], { role: "user", content: "and now?" });
+    const [shown] = page.nodes.chat.children;
+    assert.deepStrictEqual(shown.children.filter(n => n.name === "img").map(n => n.attributes.src), urls);
+  },
+  async a_model_that_reads_text_only_is_sent_no_pictures() {
+    const page = open({ answer: () => stream([said("ok"), last()]) });
+    await soon();
+    page.nodes.attached.files = [{ name: "a.png", type: "image/png", size: 3, arrayBuffer: async () => new Uint8Array([1]) }];
+    page.nodes.attached.send("change");
+    await soon();
+    assert(page.shown().includes("no picture that this model sees"), page.shown());
+    page.type("hi");
+    await soon();
+    assert.deepStrictEqual(page.asked[0].messages, [{ role: "user", content: "hi" }]);
   },
   async a_whole_answer_is_copied_as_it_was_written() {
     const page = open({ answer: () => stream([said("# Title\n\n- **one**"), last()]) });

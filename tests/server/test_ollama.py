@@ -200,8 +200,12 @@ def test_what_cannot_be_served_is_refused_by_name(
 
 def test_pictures_and_old_contexts_are_refused(server: Running) -> None:
     image = {**ASKED, "images": ["aGk="]}
-    assert "messages[0].images" in error(server, "/api/chat", messages=[image])
-    assert "images" in error(server, "/api/generate", prompt="x", images=["aGk="])
+    assert "reads text only" in error(server, "/api/chat", messages=[image])
+    assert "reads text only" in error(server, "/api/generate", prompt="x", images=["aGk="])
+    for wrong in ("aGk=", [1], [""], ["@"], [["a"]]):
+        image = {**ASKED, "images": wrong}
+        assert "messages[0]" in error(server, "/api/chat", messages=[image])
+        assert "images" in error(server, "/api/generate", prompt="x", images=wrong)
     assert "context" in error(server, "/api/generate", prompt="x", context=[1, 2])
     assert "suffix" in error(server, "/api/generate", prompt="x", suffix="y")
     whole(server, "/api/chat", messages=[{**ASKED, "images": []}], options={"num_predict": 1})

@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from duodec.chat.pictures import (
+    PART,
+    ImageFile,
+    NoPicture,
+    RemoteImage,
+    file_of_uri,
+    not_fetched,
+    part_of,
+)
 
 _TEXTS = ("text", "input_text", "output_text")  # the types of parts that are texts
 _RESULTS = ("tool", "function")  # the roles of results
 _NAMES = ("tool_name", "filename", "title", "name")  # what a part may be called
 _LONGEST_NAME = 100
+_SENT = "image_url"  # OpenAI's type of a part that is a picture
+Mark = Callable[[ImageFile], str]
+"""Writes what stands for a picture in a text. Raises NoPicture."""
 
 
 class NoText(Exception):
     """Why a content is not a text: a sentence whose subject is the field's name."""
 
 
-def content_of(role: object, content: object, *, has_calls: bool) -> str:
-    """The text of a message of this role. Raises NoText."""
-    return result_of(content) if role in _RESULTS else text_of(content, has_calls=has_calls)
+def content_of(role: object, content: object, *, has_calls: bool, mark: Mark | None = None) -> str:
+    """The text of a message of this role, with what ``mark`` writes for its pictures; None: the
+    model reads text only. Raises NoText."""
+    if role in _RESULTS:
+        return result_of(content)
+    if role != "user" and any(map(_is_picture, _parts(content))):
+        raise NoText("has a picture, and only a user's message may; send it in one")
+    return text_of(content, has_calls=has_calls, mark=mark)
 
 
-def text_of(content: object, *, has_calls: bool) -> str:
+def with_files(role: object, content: object, *, has_calls: bool) -> str | list[dict[str, Any]]:
+    """The text of a message of this role; where it has pictures, its texts and their files as
+    parts. Nothing that a client sends is opened but data URIs. Raises NoText."""
+    parts = _parts(content)
+    if role != "user" or not any(map(_is_sent_picture, parts)):
+        return content_of(role, content, has_calls=has_calls)
+    return [
+        part_of(_sent_file(part)) if _is_sent_picture(part)
+        else {"type": "text", "text": _text_of_part(part, None)}
+        for part in parts
+    ]  # fmt: skip
+
+
+def text_of(content: object, *, has_calls: bool, mark: Mark | None = None) -> str:
     """A message's text, or the texts of a list of parts; a message that calls tools may have none.
     Raises NoText."""
     if isinstance(content, str):
@@ -28,7 +61,7 @@ def text_of(content: object, *, has_calls: bool) -> str:
         return ""
     if not isinstance(content, list | tuple):
         raise NoText("is no text; send a string")
-    return "".join(map(_text_of_part, content))
+    return "".join(_text_of_part(part, mark) for part in content)
 
 
 def result_of(content: object) -> str:
@@ -56,10 +89,59 @@ def _is_text(part: object) -> bool:
     )
 
 
-def _text_of_part(part: object) -> str:
+def _parts(content: object) -> Sequence[Any]:
+    return content if isinstance(content, list | tuple) else ()
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in (PART, _SENT)
+
+
+def _is_sent_picture(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == _SENT
+
+
+def _sent_file(part: Mapping[str, Any]) -> ImageFile | RemoteImage:
+    """Of OpenAI's ``image_url``. Raises NoText."""
+    given = part.get(_SENT)
+    try:
+        return file_of_uri(given.get("url") if isinstance(given, Mapping) else given)
+    except NoPicture as error:
+        raise NoText(f"has a picture that {error}") from None
+
+
+def _file_of(part: object) -> ImageFile | None:
+    """The picture of a part, which may name a file of ours. Raises NoText."""
+    if isinstance(part, Mapping) and _is_sent_picture(part):
+        return _here(_sent_file(part))
+    given = part.get(PART) if isinstance(part, Mapping) and part.get("type") == PART else None
+    if given is None or isinstance(given, ImageFile):
+        return given
+    if isinstance(given, RemoteImage):
+        return _here(given)
+    try:
+        return ImageFile(given if isinstance(given, bytes) else Path(given).read_bytes())
+    except (OSError, TypeError, ValueError) as error:
+        raise NoText(f"has a picture that cannot be read ({error}); give a path or bytes") from None
+
+
+def _here(file: ImageFile | RemoteImage) -> ImageFile:
+    """Raises NoText for what is elsewhere."""
+    if isinstance(file, ImageFile):
+        return file
+    raise NoText(f"has a picture that {not_fetched(file.url)}")
+
+
+def _text_of_part(part: object, mark: Mark | None) -> str:
+    if mark is not None and (file := _file_of(part)) is not None:
+        try:
+            return mark(file)
+        except NoPicture as error:
+            raise NoText(f"has a picture that {error}") from None
     form, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)
     if form not in _TEXTS or not isinstance(text, str):
-        raise NoText(f"has a part of type {form!r}, and this model reads text only")
+        picture = "; leave it out, or load a model with `mmproj`" if form in (PART, _SENT) else ""
+        raise NoText(f"has a part of type {form!r}, and this model reads text only{picture}")
     return text
 
 

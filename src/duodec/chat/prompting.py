@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
+from duodec.chat.pictures import Marked, decoded
 from duodec.chat.template import Message, render
+from duodec.core.prompts.pictures import Picture, PromptTokens, TextPart, sight_of
 from duodec.core.protocols import Tokenizer
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption
 
+_PROBE = "ALPHA7"  # what no template says
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD  # code points that texts do not use
 
 # messages, tools, and the template's variables as the only item of a list
@@ -49,14 +52,16 @@ def chat_tokens(
     variables: Mapping[str, Any] = {},
     parse_special: bool = False,
     check: Callable[[str], object] = lambda text: None,
+    marked: Marked | None = None,
 ) -> list[int]:
     """The tokens of a conversation, rendered by the model's chat template with ``variables`` of
     its own.
 
     With ``parse_special``, control tokens that messages spell are control tokens, as if the
     template had written them. ``check`` is shown each text that the template writes before anything
-    is done with it, and may refuse it: a template can write far more than it was given. Raises
-    BadOption if there is no template, or it refuses.
+    is done with it, and may refuse it: a template can write far more than it was given. ``marked``
+    are the pictures that stand as marks in the messages. Raises BadOption if there is no template,
+    or it refuses, and for what is no picture.
     """
     template = tokenizer.chat_template
     if template is None:
@@ -68,8 +73,11 @@ def chat_tokens(
         for token in (tokenizer.bos, tokenizer.eos)
     )
 
+    has_parts = sight_of(tokenizer) is not None and _reads_parts(template, bos, eos)
+
     def write(shown: _Shown) -> str:
         messages, tools, (variables,) = shown
+        messages = list(map(_in_parts, messages)) if has_parts else messages
         text = render(template, messages, bos=bos, eos=eos, tools=tools, variables=variables)
         check(text)
         return text
@@ -80,9 +88,67 @@ def chat_tokens(
     if controls.tokens and not parse_special:
         found = _render(controls, write, plain, shown)
         if found.is_forged:
+            if marked and marked.files:
+                return _with_pictures(tokenizer, marked, found.text, found.controls)
             return tokenizer.tokenize_around(found.text, found.controls)
         plain = found.text
+    if marked and marked.files:
+        return _with_pictures(tokenizer, marked, plain, None)
     return tokenizer.tokenize(plain, is_templated=True)
+
+
+def _with_pictures(
+    tokenizer: Tokenizer, marked: Marked, text: str, controls: Sequence[Spelled] | None
+) -> PromptTokens:
+    """The tokens of a text with pictures in the places of their marks. Raises BadOption and
+    PicturesFull."""
+    sight, places = sight_of(tokenizer), list(marked.split(text))
+    assert sight is not None, "else nothing is marked"
+    if {mark for *_, mark in places} != marked.files.keys():
+        raise BadOption(
+            "the model's chat template leaves out a picture; send it in the user's last message"
+        )
+
+    def part(begin: int, end: int) -> TextPart:
+        if controls is None:
+            return text[begin:end], None
+        inner = [one for one in controls if begin <= one.begin and one.end <= end]
+        return text[begin:end], [
+            Spelled(one.begin - begin, one.end - begin, one.token) for one in inner
+        ]
+
+    def parts() -> Iterator[TextPart | Picture]:
+        begin = 0
+        for start, end, mark in places:
+            yield part(begin, start)
+            yield decoded(marked.files[mark])  # one at a time: they are large
+            begin = end
+        yield part(begin, len(text))
+
+    return sight.tokenize(parts())
+
+
+@lru_cache(maxsize=8)
+def _reads_parts(template: str, bos: str, eos: str) -> bool:
+    """Whether a template finds the words of a content only in a list of parts."""
+    probe: Message = {"role": "user", "content": _PROBE}
+    return not _is_written(template, probe, bos, eos) and _is_written(
+        template, _in_parts(probe), bos, eos
+    )
+
+
+def _is_written(template: str, message: Message, bos: str, eos: str) -> bool:
+    try:
+        return _PROBE in render(template, [message], bos=bos, eos=eos)
+    except BadOption:
+        return False
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _render(

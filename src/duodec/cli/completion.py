@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from duodec.cli.interrupts import Interruption
 from duodec.cli.output import CompletionWriter, status
 from duodec.core.events import Delta, Finished, Started
+from duodec.core.prompts.pictures import PromptTokens, shown_in
 from duodec.core.round import median
 from duodec.core.sampling.sampler import SamplingParams
 
@@ -84,7 +85,7 @@ def plain_seconds(llm: LLM, done: StreamedCompletion, sampling: SamplingParams) 
     expected_s = (_FEWEST + 1) * done.finished.stats.median_forward_s
     if len(tail) <= _FEWEST or not expected_s < _LONGEST_PROBE_S:
         return None
-    text = [*done.prompt, *done.finished.tokens][: -len(tail)]
+    text = PromptTokens([*done.prompt, *done.finished.tokens[: -len(tail)]], shown_in(done.prompt))
     num_rounds, end_s = count(1), perf_counter() + _PROBE_S
     *_, last = llm.stream(
         text,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
+from duodec.core.prompts.pictures import Shown
 from duodec.core.rows import Row
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler, Tokens
@@ -40,6 +41,7 @@ class Query:
     heads: HeadPlan | None = None  # what the target's own heads are to propose; None: they rest
     cache: int = 0  # of the target: the number of `Target.cache_for` the slot
     sources: tuple[int, ...] = ()  # other slots, whose texts may be copied where they are the same
+    shown: tuple[Shown, ...] = ()  # what the text's negative tokens stand for, in order
 
     def context(self, row: int) -> Context:
         """The text and the draft tokens that precede the token drawn from ``row``."""
@@ -324,6 +326,7 @@ class RowQuery:
     text: Tokens
     draft: Draft
     rows: tuple[int, ...]
+    shown: tuple[Shown, ...] = ()  # as of a `Query`
 
 
 class DraftModel(Protocol):

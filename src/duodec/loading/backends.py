@@ -30,6 +30,7 @@ class TargetFiles:
 
     file: ModelFile
     heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
+    mmproj: Path | None = None  # what it sees pictures with
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ AUTO, LLAMA_CPP = "auto", "llama.cpp"
 DRAFT_DEVICES = {"auto": "auto", "cpu": "cpu", "none": "cpu", "gpu": "gpu"}  # none: llama.cpp's
 _KIND = r"(cuda|rocm|vulkan|metal|sycl)(:\d+)?|(CUDA|ROCm|Vulkan|MTL|Metal|SYCL)\d*"
 _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
-_PATHS = ("target", "draft", "heads", "datastore", "chat_template")  # a path will do
+_PATHS = ("target", "draft", "heads", "mmproj", "datastore", "chat_template")  # a path will do
 
 
 @strict

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from duodec.backends.llamacpp.model import LlamaModel, refuse_encoder
 from duodec.backends.loaded import LoadedTarget, OpenVocabulary
-from duodec.errors import BadOption
+from duodec.errors import BadOption, DuodecError
 from duodec.loading.backends import Backend, TargetFiles
 from duodec.loading.config import EngineConfig
-from duodec.loading.vetting import vetted, vetted_head
-from duodec.models import Format, ModelFile, resolve
+from duodec.loading.vetting import vetted, vetted_head, vetted_projector
+from duodec.models import Format, ModelFile, find_projector, resolve
 
 
 class LlamaBackend(Backend):
@@ -25,7 +25,8 @@ class LlamaBackend(Backend):
 
     def find(self, config: EngineConfig, format_: Format) -> TargetFiles:
         heads = self._heads(config)
-        return TargetFiles(resolve(config.target, offline=config.offline), heads)
+        file = resolve(config.target, offline=config.offline)
+        return TargetFiles(file, heads, self._projector(config, file))
 
     def _heads(self, config: EngineConfig) -> Path | None:
         if config.heads is None:
@@ -36,6 +37,21 @@ class LlamaBackend(Backend):
                 "llama.cpp name the GGUF file of a head, or set target_backend=torch"
             )
         return resolve(config.heads, offline=config.offline).path
+
+    def _projector(self, config: EngineConfig, file: ModelFile) -> Path | None:
+        """What a target sees pictures with. Raises what is wrong with a file that is named."""
+        if config.mmproj in (None, "none"):
+            return None
+        if config.mmproj != "auto":
+            if config.heads is not None:
+                raise BadOption(
+                    f"mmproj is {config.mmproj} and heads is {config.heads}: a head does not draft "
+                    "behind pictures; leave one out"
+                )
+            return resolve(str(config.mmproj), offline=config.offline).path
+        if config.heads is not None:
+            return None
+        return find_projector(config.target, file.path, offline=config.offline)
 
     def vetted(self, file: ModelFile) -> ModelFile:
         return tried(file)
@@ -56,6 +72,7 @@ class LlamaBackend(Backend):
         return load(
             files.file.path, config, on_warning, taken_bytes=taken_bytes,
             heads_path=vetted_head(files.heads, files.file) if files.heads else None,
+            mmproj=_vetted_projector(files, config, on_warning),
         )  # fmt: skip
 
     def fits(
@@ -64,6 +81,22 @@ class LlamaBackend(Backend):
         from duodec.backends.llamacpp import load
 
         return load.fits(vetted(file).path, config, taken_bytes + draft_bytes)
+
+
+def _vetted_projector(
+    files: TargetFiles, config: EngineConfig, on_warning: Callable[[str], None]
+) -> Path | None:
+    """What the target sees pictures with. Raises what is wrong with a file that the user names;
+    without one that was found for it, the target reads text only."""
+    if files.mmproj is None:
+        return None
+    try:
+        return vetted_projector(files.mmproj, files.file)
+    except DuodecError as error:
+        if config.mmproj != "auto":
+            raise
+        on_warning(f"no pictures: {error}")
+        return None
 
 
 def tried(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:

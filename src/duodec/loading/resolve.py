@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class ResolvedTarget:
     backend: str
     file: ModelFile
     heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
+    mmproj: Path | None = field(default=None, kw_only=True)  # what it sees pictures with
 
     @property
     def name(self) -> str:
@@ -43,7 +44,7 @@ class ResolvedTarget:
     @property
     def files(self) -> TargetFiles:
         """As its backend loads them."""
-        return TargetFiles(self.file, self.heads)
+        return TargetFiles(self.file, self.heads, self.mmproj)
 
     def vetted(self) -> ModelFile:
         """Its file, if it may be loaded in this process. Raises ModelUnreadable."""
@@ -87,6 +88,7 @@ class ResolvedPair(ResolvedTarget):
             config.cache_type_k, config.cache_type_v, config.mtp,
             self.backend, config.dtype_name, config.device, self.file.num_bytes,
             config.heads, config.draft_head, config.draft_weights, config.draft_device,
+            *([self.mmproj.name] if self.mmproj else []),
         )  # fmt: skip
         return key_of(self.file.path, self.draft.path if self.draft else None, settings)
 
@@ -110,14 +112,14 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
         format_ = backend.format_of(config)
     backend.check(config)
     found = backend.find(config, format_)
-    return ResolvedTarget(config, name, found.file, found.heads)
+    return ResolvedTarget(config, name, found.file, found.heads, mmproj=found.mmproj)
 
 
 def resolve_pair(config: EngineConfig) -> ResolvedPair:
     """The files of a pair, downloaded if needed. Raises what is wrong with the target, or with a
     draft that the user names."""
     target = resolve_target(config)
-    pair = ResolvedPair(config, target.backend, target.file, target.heads)
+    pair = ResolvedPair(config, target.backend, target.file, target.heads, mmproj=target.mmproj)
     name = draft_for(config, target)
     if name is None:
         return pair

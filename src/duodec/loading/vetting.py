@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import IO
 
 from duodec import errors
-from duodec.backends.llamacpp.checks.load_probe import MODEL, REFUSED, VOCABULARY
+from duodec.backends.llamacpp.checks.load_probe import (
+    MODEL,
+    PROJECTOR,
+    REFUSED,
+    VOCABULARY,
+)
 from duodec.backends.llamacpp.checks.self_test import installed_version
 from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.errors import DuodecError, ModelUnreadable
@@ -61,12 +66,23 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
 def vetted_head(path: Path, target: ModelFile) -> Path:
     """A file, if llama.cpp can compute it as a head of this target, which is vetted. Raises
     ModelUnreadable, or what the trial raised."""
-    parts = [part for part in parts_of(target.path) if part.is_file()]
-    note = CachedCheck("tried-head", path, f"survived {_versions()}", tuple(parts))
+    return _vetted_with("tried-head", path, target, str(path.absolute()))
+
+
+def vetted_projector(path: Path, target: ModelFile) -> Path:
+    """A file, if this target, which is vetted, sees pictures with it. Raises ModelUnreadable, or
+    what the trial raised."""
+    return _vetted_with("tried-mmproj", path, target, f"{PROJECTOR}{path.absolute()}")
+
+
+def _vetted_with(kind: str, path: Path, target: ModelFile, part: str) -> Path:
+    """A file that was tried with its target."""
+    parts = [own for own in parts_of(target.path) if own.is_file()]
+    note = CachedCheck(kind, path, f"survived {_versions()}", tuple(parts))
     if note.holds():
         return path
     check_header(path)
-    _try(target.path, _bytes([path, *parts]), str(path.absolute()), tried=path)
+    _try(target.path, _bytes([path, *parts]), part, tried=path)
     note.write()
     return path
 

@@ -53,6 +53,11 @@ class Helper:
 
     def ask(self, request: bytes, limit_s: float) -> tuple[int, str]:
         """The response's kind and text. Raises Late, and OSError where the process has ended."""
+        kind, data = self.ask_bytes(request, limit_s)
+        return kind, data.decode("utf-8", "surrogatepass")
+
+    def ask_bytes(self, request: bytes, limit_s: float) -> tuple[int, bytes]:
+        """The response's kind and bytes. Raises what `ask` raises."""
         try:
             child = self._started()
             assert child.stdin is not None
@@ -92,12 +97,12 @@ class Helper:
         return self._child
 
 
-def _read(child: subprocess.Popen[bytes], limit_s: float) -> tuple[int, str]:
+def _read(child: subprocess.Popen[bytes], limit_s: float) -> tuple[int, bytes]:
     end_s = perf_counter() + limit_s
     kind, size = RESPONSE.unpack(_exactly(child, RESPONSE.size, end_s))
     if size > _MOST_BYTES:
         raise OSError("a response that is too long")
-    return kind, _exactly(child, size, end_s).decode("utf-8", "surrogatepass")
+    return kind, _exactly(child, size, end_s)
 
 
 def _exactly(child: subprocess.Popen[bytes], size: int, end_s: float) -> bytes:

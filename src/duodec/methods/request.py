@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.events import DraftSource, FinishReason, Segment
+from duodec.core.prompts.pictures import blanked, shown_in
 from duodec.core.protocols import (
     Datastore,
     Drafted,
@@ -130,11 +131,15 @@ class Request:
     num_logprobs: int | None = None  # alternatives for each token; None: no logprobs
     num_prompt_logprobs: int | None = None  # the same, of the prompt's tokens
     owner: str = ""  # whose text it is: what was learned of another's is not used for it
+    blank: int = 0  # what drafts are shown in place of each token of a picture
 
     def __post_init__(self) -> None:
-        self._buffer = np.empty(self.capacity, dtype=np.int32)
+        self.shown = shown_in(self.prompt)
+        self._scored = self._buffer = np.empty(self.capacity, dtype=np.int32)
         self._length = len(self.prompt)
         self._buffer[: self._length] = self.prompt
+        if self.shown:
+            self._buffer = blanked(self._buffer, self.blank)
         self._deferred: list[Callable[[], None]] = []
         self.rounds: list[Round] = []
         self.segments: list[Segment] = []  # text that nobody has taken yet
@@ -154,8 +159,14 @@ class Request:
 
     @property
     def text(self) -> Tokens:
-        """Prompt and completion so far; a view that later tokens do not change."""
+        """Prompt and completion so far, pictures left blank; a view that later tokens do not
+        change."""
         return self._buffer[: self._length]
+
+    @property
+    def scored_text(self) -> Tokens:
+        """The same as the target is shown it, with negative tokens for pictures."""
+        return self._scored[: self._length]
 
     @property
     def num_rounds(self) -> int:
@@ -272,7 +283,7 @@ class Request:
         by += ["earlier text"] * (num_accepted - len(by))
         tokens = self._until_end(tokens, by)
         for place, token in enumerate(tokens, self._length):  # few: faster than an array of them
-            self._buffer[place] = token
+            self._buffer[place] = self._scored[place] = token
         self._length += len(tokens)
         if self.num_logprobs is not None:
             self._add_logprobs(draft, verdict, forward.scores, tokens)
@@ -334,8 +345,9 @@ class Request:
         """What the target is to score."""
         if need.num_text is None:
             return Query(
-                self.slot, self.text, need.draft, self.sampler, need.num_candidates, need.heads
-            )
+                self.slot, self.scored_text, need.draft, self.sampler, need.num_candidates,
+                need.heads, shown=self.shown,
+            )  # fmt: skip
         # nothing is drawn from a prompt's rows
         plain = Sampler(num_prompt_tokens=len(self.prompt))
         return Query(self.slot, self.text[: need.num_text], need.draft, plain)

@@ -40,9 +40,15 @@ class OllamaModel:
     @property
     def blob(self) -> Path | None:
         """The file of its weights; None if there is none, or not on this machine yet."""
-        found = (
-            self.folder / "blobs" / d.replace(":", "-") for k, d in self.digests if k == "model"
-        )
+        return self._layer("model")
+
+    @property
+    def projector(self) -> Path | None:
+        """The file by which it sees pictures; None if there is none, or not on this machine."""
+        return self._layer("projector")
+
+    def _layer(self, kind: str) -> Path | None:
+        found = (self.folder / "blobs" / d.replace(":", "-") for k, d in self.digests if k == kind)
         return next((path for path in found if path.is_file()), None)
 
     @property

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +25,7 @@ from duodec.models.aliases import ALIASES
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.contents import check_content, check_gguf
 from duodec.models.discovery import hub_folder
-from duodec.models.downloads.hub import HubFile, hub_listing, parts_of
+from duodec.models.downloads.hub import HubFile, hub_listing, is_projector, parts_of
 from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weights, is_model_folder
 from duodec.models.references import parse_hub
 
@@ -31,6 +34,8 @@ _HEADS = (  # weights of a target's heads, as they are published
     "hydra_lm_head.pt", "model.safetensors", "pytorch_model.bin",
 )  # fmt: skip
 _OLLAMA = "Ollama"
+_PRECISE = ("bf16", "f16", "q8_0")
+_FORMAT = re.compile(r"[-_.](model-)?(bf16|f16|fp16|f32|q\d\w*)$")
 Format = Literal["gguf", "safetensors"]
 
 
@@ -123,6 +128,39 @@ def resolve(
     if hub is None:
         raise _not_found(reference)
     return hub.resolve(reference, offline=offline)
+
+
+def find_projector(reference: str, path: Path, *, offline: bool = False) -> Path | None:
+    """The file by which a GGUF model sees pictures, of the model that a reference names and whose
+    file is at ``path``: Ollama's own, the one in its repository, downloaded if needed, or the one
+    beside it that bears its name. None if there is none. Raises what `resolve` raises."""
+    if _existing(reference) is None and (model := ollama.find(reference)):
+        return model.projector
+    hub = parse_hub(reference) if _existing(reference) is None else None
+    if hub is not None and reference.strip().lower() not in ALIASES:
+        offline, names = offline or _hub_is_offline(), list[str]()
+        with suppress(DuodecError):
+            names = [name for name in hub.names(offline=offline) if is_projector(name)]
+        if not names:
+            return None
+        hub = replace(hub, filename=None)
+        found, _ = hub.find(lambda _: [min(names, key=_rank)], offline=offline)
+        return found
+    beside = sorted(path.parent.glob("*mmproj*.gguf"))
+    own = [other for other in beside if _belongs(other.name, path.name)]
+    return min(own, key=lambda other: _rank(other.name), default=None)
+
+
+def _rank(name: str) -> int:
+    """The place of a projector among those of one model, by its format: the first is taken."""
+    return next((i for i, kind in enumerate(_PRECISE) if kind in name.lower()), len(_PRECISE))
+
+
+def _belongs(projector: str, model: str) -> bool:
+    """Whether the names of two files in one folder are those of one model."""
+    rest = _FORMAT.sub("", projector.lower().removesuffix(".gguf").replace("mmproj", ""))
+    rest = rest.strip("-_.")
+    return model.lower().startswith(rest) if rest else True
 
 
 def _existing(reference: str) -> Path | None:

@@ -70,7 +70,7 @@ class ScheduledRequest:
         if self.most_scored is not None:
             query = replace(query, draft=query.draft.within(self.most_scored, self.most_scored))
         if self.part is not None:
-            query = Query(request.slot, self.part, sampler=request.sampler)
+            query = Query(request.slot, self.part, sampler=request.sampler, shown=request.shown)
         cache = self.slot.cache.number
         if self.others and self.first_s is None:
             return replace(query, cache=cache, sources=tuple(own.number for own in self._sources()))
@@ -95,7 +95,10 @@ class ScheduledRequest:
         if len(text) - num_known <= num_chunk:
             return False
         # parts end at multiples of their length, however much was known before
-        self.part = text[: (num_known // num_chunk + 1) * num_chunk + traits.num_continued]
+        end = (num_known // num_chunk + 1) * num_chunk + traits.num_continued
+        if self.request.shown:
+            end += _num_shown_before(text[end - 1 :])
+        self.part = text[:end]
         return True
 
     @property
@@ -206,3 +209,9 @@ class ScheduledRequest:
             request.stream.stop if request.stream is not None else None,
         )
         return [*outputs, done]
+
+
+def _num_shown_before(text: Tokens) -> int:
+    """Tokens of pictures before the first word of a text: a part of a prompt ends with a word."""
+    is_word = text >= 0
+    return int(is_word.argmax()) if is_word.any() else len(text)

@@ -223,7 +223,7 @@ class Scheduler:
                 entry = self.waiting.pop([own for own, num in taken.items() if num >= most])
                 if entry is None:  # all were aborted meanwhile, or have as many as they may
                     return
-                entry.slot = best_slot(idle, entry.request.text, entry.request.owner)
+                entry.slot = best_slot(idle, entry.request.scored_text, entry.request.owner)
                 entry.request.slot = entry.slot.number
                 self.running.append(entry)
                 self.running.sort(key=lambda entry: entry.slot.number)

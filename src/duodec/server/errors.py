@@ -17,6 +17,7 @@ from duodec.errors import (
     DistributionUnavailable,
     DuodecError,
     GrammarsFull,
+    PicturesFull,
 )
 
 FINAL: Mapping[str, str] = {"x-should-retry": "false"}
@@ -148,7 +149,7 @@ def api_error(error: Exception, prompt: str = "messages") -> ApiError:
         return ApiError(400, words, param=prompt, code="context_length_exceeded")
     if isinstance(error, BadOption | DistributionUnavailable):
         return ApiError(400, str(error), code="invalid_value")
-    if isinstance(error, GrammarsFull):
+    if isinstance(error, GrammarsFull | PicturesFull):
         return busy(1, str(error))
     if isinstance(error, ComputeFailed):
         return ApiError(500, str(error), kind="server_error", code="compute_failed", headers=FINAL)

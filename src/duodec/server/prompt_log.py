@@ -7,12 +7,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from duodec.chat.template import Message
 from duodec.errors import BadOption
 from duodec.server.logs import log
 
 MOST_BYTES = 1 << 30  # of a file: clients decide what is written
+
+
+def _words(content: Any) -> Any:
+    """A content without its pictures."""
+    if not isinstance(content, list):
+        return content
+    return "".join(part.get("text", "") for part in content)
 
 
 class PromptLog:
@@ -34,7 +42,7 @@ class PromptLog:
 
     def write(self, messages: Sequence[Message]) -> None:
         """Add a chat. From any thread."""
-        spoken = [{"role": m.get("role"), "content": m.get("content")} for m in messages]
+        spoken = [{"role": m.get("role"), "content": _words(m.get("content"))} for m in messages]
         line = json.dumps({"messages": spoken}, ensure_ascii=False) + "\n"
         data = line.encode("utf-8", "replace")
         with self._lock:

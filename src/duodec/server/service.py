@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from duodec.chat.pictures import NoPicture
 from duodec.chat.template import Message
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
@@ -45,6 +46,7 @@ from duodec.server.errors import ApiError, bad_field, unavailable
 from duodec.server.http.intake import Intake
 from duodec.server.http.json_limits import TooMuch
 from duodec.server.http.owners import owner_of
+from duodec.server.http.remote_images import fetched, has_remote
 from duodec.server.http.streams import Prepared
 from duodec.server.metrics import Meters
 from duodec.server.models.embedder import LoadedEmbedder
@@ -487,6 +489,8 @@ class Service:
         """The tokens of a chat."""
         limits, chat_format = model.prompt_limits, model.chat_format
         limits.check_number(messages)
+        if self.settings.fetch_images and has_remote(messages):
+            messages = await self.intake.run(_fetched, messages)
         chat_format.check_tools(tools)
         await self._run(model, limits.check_chat, messages, tools)
         return await self._run(
@@ -560,6 +564,14 @@ def _params(body: Body) -> SamplingParams:
 def _prompts(scheduled: Sequence[ScheduledRequest]) -> list[Sequence[int]]:
     """Of each choice."""
     return [one.request.prompt for one in scheduled]
+
+
+def _fetched(messages: list[Message]) -> list[Message]:
+    """With the pictures that they name. Raises ApiError."""
+    try:
+        return fetched(messages)
+    except NoPicture as error:
+        raise bad_field("messages", f"a picture of messages {error}") from None
 
 
 def _unheard(output: Output) -> None:

@@ -81,6 +81,10 @@ class Settings:
         "Keep the messages of every chat in this file, as prompts for `duodec distill`; "
         "without it, nothing that clients say is kept.", "Access", metavar="FILE"
     )] = None  # fmt: skip
+    fetch_images: Annotated[bool, Parameter(
+        "Fetch pictures that clients name by an http or https address, from public addresses only; "
+        "without it, they send the data.", "Access"
+    )] = False  # fmt: skip
     cors_origins: Annotated[tuple[str, ...], Parameter(
         "Pages of this origin may ask too; *: all. Pages of this machine always may.", "Access",
         ("--cors-origin",), "ORIGIN"

@@ -95,6 +95,17 @@ def test_a_build_makes_the_library_only_and_no_amx_kernels(pip: list[str], tmp_p
     assert "set(LLAMA_BUILD_COMMON OFF" in words
 
 
+def test_a_build_makes_the_library_for_pictures_without_its_decoders(
+    pip: list[str], tmp_path: Path
+) -> None:
+    native.find_or_build(pip, "a cpu", "", lambda line: None)
+    (call,) = calls(tmp_path)
+    assert "-DLLAVA_BUILD=ON" in call
+    words = native.LIBRARY_ONLY.read_text()
+    assert 'list(FILTER sources EXCLUDE REGEX "mtmd-helper")' in words
+    assert 'list(FILTER libraries EXCLUDE REGEX "^vendor::")' in words
+
+
 def test_a_build_for_cuda_changes_its_sources_and_tells_what_it_left(
     pip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from duodec.backends.llamacpp.options import LlamaOptions
 from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.width_choice import choice_for
+from duodec.backends.llamacpp.vision.sight import LlamaSight
 from duodec.backends.loaded import LoadedTarget, checked_context
 from duodec.backends.placement import Placement
 from duodec.core.traits import Widths
@@ -42,10 +43,11 @@ def load(
     *,
     taken_bytes: int = 0,
     heads_path: Path | None = None,
+    mmproj: Path | None = None,
 ) -> LoadedTarget:
-    """Load a target's file, and the head in ``heads_path``. ``taken_bytes`` of the memory
-    that looks free are not: other models' weights and the draft's. Raises what is wrong with the
-    file or with the options."""
+    """Load a target's file, the head in ``heads_path`` and what it sees pictures with, ``mmproj``.
+    ``taken_bytes`` of the memory that looks free are not: other models' weights and the draft's.
+    Raises what is wrong with the files or with the options."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
     layers = llama_layers(config)
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
@@ -56,10 +58,16 @@ def load(
         overrides.check(placed, path, header)
         cache.check(lib, header)
         footprint, free, on = _memory(config, header, cache, layers, taken_bytes)
-        free -= heads_path.stat().st_size if heads_path else 0
+        free -= sum(own.stat().st_size for own in (heads_path, mmproj) if own)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
         has_mtp = config.mtp == "auto" and heads_path is None and head_files.has_mtp(header)
+    if has_mtp and mmproj:
+        on_warning(
+            "the layer of multi-token prediction rests, as it does not draft behind pictures; with "
+            "`mmproj=none` it drafts, and the target reads text only"
+        )
+        has_mtp = False
     if heads_path and (other := head_files.other_target(lib, heads_path, path)):
         on_warning(other)
     model = LlamaModel(
@@ -69,6 +77,10 @@ def load(
     if heads_path:
         head_files.show_layers(model, head_files.read_layers(lib, heads_path))
     placement = model.placement
+    if mmproj:
+        threads = config.threads or len(Topology.read().fast)
+        on_gpu = placement is not Placement.CPU
+        model.sight = LlamaSight(model, mmproj, num_threads=threads, on_gpu=on_gpu)
     widths, pass_s = chosen_widths(config, model)
 
     def start(num_context: int, plan: CorePlan) -> LlamaTarget:
@@ -108,6 +120,8 @@ def load(
         place += ", with its layer of multi-token prediction"
     elif heads_path:
         place += f", with the head {heads_path.name}"
+    if mmproj:
+        place += f", with {mmproj.name} for pictures"
     num_context = num_context or model.num_context_train
     return LoadedTarget(
         model,

@@ -22,6 +22,7 @@ from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.llamacpp.watch import Watch
 from duodec.backends.placement import Placement
+from duodec.core.prompts.pictures import Sight
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.core.traits import ENCODERS
 from duodec.errors import BadOption, ModelUnreadable
@@ -66,6 +67,7 @@ class LlamaModel:
         self.watches: dict[object, Watch] = {}  # of its contexts, where layers are watched
         self._watched: Sequence[int] = ()
         self._pieces: dict[int, bytes] = {}  # of tokens that were turned into text
+        self.sight: Sight | None = None  # what it sees pictures with
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
         self.lib = lib = library.load()
@@ -165,6 +167,8 @@ class LlamaModel:
 
     def close(self) -> None:
         """Free the weights; no context may be in use."""
+        if self.sight is not None:
+            self.sight.close()
         if self.handle:
             self.lib.llama_model_free(self.handle)
             self.handle = None
@@ -298,6 +302,8 @@ class LlamaModel:
 
     def token_text(self, token: int) -> bytes:
         """The vocabulary's own entry for a token (not detokenised)."""
+        if token < 0:  # a part of a picture
+            return b""
         return self.lib.llama_vocab_get_text(self.vocab, token) or b""
 
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
@@ -307,6 +313,14 @@ class LlamaModel:
         tokens = self._in_blocks(text, found, is_templated=is_templated)
         is_begun = is_templated and self._begins_with_bos(text)
         return tokens if is_begun else self._enclosed(tokens)
+
+    def tokens_within(self, text: str) -> list[int]:
+        """Tokens of a part of a templated text, which spells its special tokens out."""
+        return self._in_blocks(text, self._all_special, is_templated=True)
+
+    def begun(self, tokens: list[int]) -> list[int]:
+        """Tokens of a whole text, with those that begin and end it where it has none."""
+        return tokens if tokens[:1] == [self.bos] else self._enclosed(tokens)
 
     def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
         """Tokens of a templated text in which these are the only control tokens."""
@@ -393,6 +407,8 @@ class LlamaModel:
         """The bytes that a token adds to the text; none for control tokens."""
         found = self._pieces.get(token)
         if found is None:
+            if token < 0:  # a part of a picture
+                return b""
             found = self._pieces[token] = self._read_piece(token)
         return found
 

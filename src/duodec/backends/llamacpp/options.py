@@ -20,6 +20,17 @@ class LlamaOptions(TargetOptions):
         """The names of these, without those that every backend is told."""
         return tuple(LlamaOptions.__annotations__)
 
+    mmproj: Annotated[
+        str | None,
+        Parameter(
+            "The file by which a GGUF target sees pictures (llama.cpp's mmproj-*.gguf); auto: the "
+            "one beside its file, in its repository or of Ollama's, if there is one; none: it "
+            "reads text only. See docs/images.md.",
+            "Models",
+            ("--mmproj", "-mm"),
+            "FILE",
+        ),
+    ] = "auto"
     no_mmap: Annotated[
         bool,
         Parameter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duodec.chat.pictures import ImageFile, part_of
 from duodec.cli import opening, options
 from duodec.cli.completion import StreamedCompletion, plain_seconds, stream_completion
 from duodec.cli.interrupts import Interruption, Stopped
@@ -40,6 +42,7 @@ cat question.txt | duodec generate --method sps --temperature 0.7 --seed 1
 duodec generate --raw --show-draft "def fibonacci(n):"
 duodec generate --regex "(yes|no), because .{10,80}\\." "Is the sky blue?"
 duodec generate -m hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF -md qwen2.5-coder-0.5b "Sort a list."
+duodec generate -m gemma3:4b --image plan.png "What is this?"  # of Ollama
 duodec generate -m Qwen/Qwen2.5-Coder-7B-Instruct -md qwen2.5-coder-0.5b "Sort it."  # safetensors
 """
 
@@ -60,6 +63,12 @@ def generate(
         int | None, options.option("--max-tokens -n", "Most tokens of the completion.", "Decoding")
     ] = 256,
     stop: options.Stop = None,
+    image: Annotated[list[Path] | None, options.option(
+        "--image FILE",
+        "A picture (PNG, JPEG, WebP, GIF or BMP) that the prompt is about; may be given several "
+        "times. The model needs an mmproj file.",
+        "Decoding"
+    )] = None,
     raw: Annotated[bool, options.option(
         "--raw", "Continue the text as it is, without the model's chat template.", "Decoding"
     )] = False,
@@ -94,6 +103,9 @@ def generate(
     chosen = opening.method_or_none(method)
     if raw and system is not None:
         raise BadOption("--system needs the chat template that --raw leaves out; choose one")
+    if raw and image:
+        raise BadOption("--image needs the chat template that --raw leaves out; choose one")
+    pictures = [_picture(path) for path in image or ()]
     text = _prompt_text(prompt, prompt_option, file)
     pair = opening.resolve_for(config, chosen)
     if pair.draft is None and config.draft not in ("auto", "none"):
@@ -105,7 +117,7 @@ def generate(
     try:
         with closing(writer), open_llm(pair, on_warning=writer.warn, is_quiet=quiet) as engine:
             drafting = pair.draft_name if engine.drafter else None  # it may have been left out
-            tokens = engine.tokens_of(text if raw else messages(text, system))
+            tokens = engine.tokens_of(text if raw else messages(text, system, pictures))
             others = OtherPrograms()
             done = stream_completion(
                 engine,
@@ -160,10 +172,23 @@ def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
         ) from error
 
 
-def messages(text: str, system: str | None) -> list[dict[str, Any]]:
-    """A conversation with one user message."""
+def messages(
+    text: str, system: str | None, pictures: Sequence[ImageFile] = ()
+) -> list[dict[str, Any]]:
+    """A conversation with one user message, whose pictures come before its text."""
     first = [] if system is None else [{"role": "system", "content": system}]
-    return [*first, {"role": "user", "content": text}]
+    content = [*map(part_of, pictures), {"type": "text", "text": text}] if pictures else text
+    return [*first, {"role": "user", "content": content}]
+
+
+def _picture(path: Path) -> ImageFile:
+    """Raises BadOption."""
+    try:
+        return ImageFile(path.read_bytes())
+    except OSError as error:
+        raise BadOption(
+            f"cannot read {path} ({error.strerror}); name a picture with --image"
+        ) from error
 
 
 def _close(

@@ -351,7 +351,7 @@ class Sampler:
         if p.repetition_penalty != 1:
             row = row.copy()
             seen = np.unique(context.tokens())
-            seen = seen[seen < len(row)]
+            seen = seen[(seen >= 0) & (seen < len(row))]  # pictures are no words
             penalty = np.float32(p.repetition_penalty)
             row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
         if p.presence_penalty or p.frequency_penalty:

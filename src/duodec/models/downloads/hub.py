@@ -142,7 +142,7 @@ def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:
     Without a quantisation DEFAULT_QUANT, or else the first by name. Raises ModelNotFound, which
     names the available ones.
     """
-    models = sorted(n for n in names if n.endswith(".gguf") and "mmproj" not in n.lower())
+    models = sorted(n for n in names if n.endswith(".gguf") and not is_projector(n))
     if not models:
         raise ModelNotFound(
             f"{repo} holds no GGUF file; name a repository that does, often called {repo}-GGUF"
@@ -152,6 +152,11 @@ def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:
     if quant and not matching:
         raise ModelNotFound(f"{repo} has no quantisation {quant!r}; it has {', '.join(models)}")
     return (matching or models)[0]
+
+
+def is_projector(name: str) -> bool:
+    """Whether a file is named as those are by which a model sees pictures."""
+    return name.endswith(".gguf") and "mmproj" in name.lower()
 
 
 def _shards(name: str) -> list[str]:

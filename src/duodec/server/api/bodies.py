@@ -18,7 +18,7 @@ from pydantic import (
     field_validator,
 )
 
-from duodec.chat.contents import NoText, content_of, names_function
+from duodec.chat.contents import NoText, names_function, with_files
 from duodec.chat.template import Message
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams, seeded
@@ -320,11 +320,11 @@ class ChatMessage(Object):
 
     @field_validator("content", mode="after")
     @classmethod
-    def _text(cls, value: Any, info: ValidationInfo) -> str:
-        """A text, or the texts of a list of parts."""
+    def _text(cls, value: Any, info: ValidationInfo) -> str | list[dict[str, Any]]:
+        """A text, or the texts of a list of parts; where it has pictures, its parts."""
         try:
             has_calls = bool(info.data.get("tool_calls"))
-            return content_of(info.data.get("role"), value, has_calls=has_calls)
+            return with_files(info.data.get("role"), value, has_calls=has_calls)
         except NoText as error:
             raise refused(str(error)) from None
 

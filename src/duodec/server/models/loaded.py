@@ -9,6 +9,7 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
+from duodec.core.prompts.pictures import sight_of
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
@@ -95,6 +96,7 @@ class LoadedModel(Served):
     def capabilities(self) -> list[str]:
         syntax = self.chat_format.syntax
         found = ["completion"]
+        found += ["vision"] if sight_of(self.llm.tokenizer) else []
         found += ["tools"] if syntax.has_tools else []
         return found + (["thinking"] if syntax.has_reasoning else [])
 

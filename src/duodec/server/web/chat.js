@@ -74,6 +74,7 @@ function redraw() {
   for (const at of path) {
     const message = chat.nodes[at], isUser = message.role === "user", isLast = at === path[path.length - 1];
     const node = put(isUser ? "message user" : "message assistant", isUser ? message.content : "");
+    if (isUser) node.append(...(message.pictures || []).map((uri, i) => Pictures.image(uri, "picture " + (i + 1))));
     if (!isUser) { render(node, message); showFacts(message); }
     const can = put(isUser ? "can mine" : "can");
     branches(can, at);
@@ -109,7 +110,7 @@ function edit(at, node, can) {
   const field = make("textarea", "editor");
   field.value = chat.nodes[at].content;
   field.setAttribute("aria-label", "Edit your message");
-  const send = () => { const words = field.value.trim(); if (!words || running) return; chat.leaf = chat.nodes[at].parent; redraw(); ask(words); };
+  const send = () => { const words = field.value.trim(); if (!words || running) return; const { pictures, parent } = chat.nodes[at]; chat.leaf = parent; redraw(); ask(words, pictures); };
   field.addEventListener("keydown", event => {
     if (event.key === "Escape") redraw();
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
@@ -244,20 +245,28 @@ $("imported").addEventListener("change", () => opened("imported", async file => 
 }, "is no chat that was exported here or saved by “duodec chat”"));
 $("attach").addEventListener("click", () => $("attached").click());
 $("attached").addEventListener("change", () => opened("attached", async file => {
+  if (Pictures.isOne(file)) return Pictures.add(file);
   if (file.size > MOST_ATTACHED) throw new Error("too large");
   const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
   if (text.includes("\0")) throw new Error("no text");
   const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) || []).map(run => run.length + 1)));
   setText(file.name + ":\n" + fence + "\n" + text.replace(/\n$/, "") + "\n" + fence + "\n\n" + $("text").value);
   $("text").focus();
-}, "is no text of 200 kB at most"));
+}, "is no text of 200 kB at most, and no picture that this model sees"));
+$("text").addEventListener("paste", event => {
+  const pasted = [...(event.clipboardData?.files || [])].filter(Pictures.isOne);
+  if (pasted.length) event.preventDefault();
+  for (const file of pasted) use(file, Pictures.add, "is no picture that this model sees");
+});
 /* Does something with a file that was chosen, or says what is wrong with it. */
-async function opened(id, use, fault) {
+async function opened(id, run, fault) {
   const file = $(id).files[0];
   $(id).value = "";  // the same file may be chosen again
-  if (!file) return;
+  if (file) await use(file, run, fault);
+}
+async function use(file, run, fault) {
   forgetError();
-  try { await use(file); } catch { put("message error", file.name + " " + fault + ".").setAttribute("role", "alert"); }
+  try { await run(file); } catch { put("message error", file.name + " " + fault + ".").setAttribute("role", "alert"); }
 }
 $("text").addEventListener("input", grow);
 $("text").addEventListener("keydown", event => {
@@ -273,7 +282,7 @@ $("form").addEventListener("submit", event => {
   if (!text) return;
   if (running) { queue(true); return; }
   setText("");
-  ask(text);
+  ask(text, Pictures.take());
 });
 
 function headers() {
@@ -293,15 +302,17 @@ function settings() {
 }
 function body(asked, messages) {
   const { system, ...rest } = asked;
-  const said = messages.map(({ role, content }) => ({ role, content }));
+  const said = messages.map(message => ({ role: message.role, content: Pictures.content(message) }));
   return { messages: system ? [{ role: "system", content: system }, ...said] : said, stream: true, stream_options: { include_usage: true }, ...rest };
 }
 
-function ask(text) {
+function ask(text, pictures = []) {
   if (!chat.nodes.length) view.replaceChildren();
-  Chats.add(chat, { role: "user", content: text });
+  Chats.add(chat, { role: "user", content: text, ...(pictures.length ? { pictures } : {}) });
   save();
-  return answer(put("message user", text), text);
+  const node = put("message user", text);
+  node.append(...pictures.map((uri, i) => Pictures.image(uri, "picture " + (i + 1))));
+  return answer(node, text);
 }
 /* One seed, one text: the same request with more room says the same again, quickly, and goes on. */
 function goOn(message) {
@@ -390,7 +401,9 @@ function end(message, failure, typedNode, typed) {
   if (!message.content) {
     Chats.takeBack(chat);
     if (failure && typedNode) {  // it was not answered at all: the words go back to where they were typed
+      const { pictures = [] } = chat.nodes[chat.leaf];
       Chats.takeBack(chat);
+      if (pictures.length) Pictures.put([...pictures, ...Pictures.waiting]);
       const also = $("text").value;
       setText(also.trim() ? typed + "\n\n" + also : typed);
     }
@@ -528,6 +541,7 @@ async function describe() {
   const props = await (await fetch("props?model=" + name, { headers: headers() })).json();
   const has = props.speculation.has_draft_model; // null of a model that is not loaded
   hasDraftModel = has === null || Boolean(has);
+  Pictures.canSee = Boolean(props.capabilities?.includes("vision"));
   $("model").textContent = props.model + (has ? " with a draft model" : "");
 }
 $("pick").addEventListener("change", describe);

@@ -2,7 +2,7 @@
 /* The conversations of this browser. A chat is a tree of messages: an edited message and a new answer stand
    beside what they replace, and nothing is lost. `leaf` is the end of the path that is shown.
 
-   chat: { title, nodes: [{ role, content, parent, drafted?, facts?, asked? }], leaf } */
+   chat: { title, nodes: [{ role, content, parent, pictures?, drafted?, facts?, asked? }], leaf } */
 const CHAT = "duodec.chat", OTHERS = "duodec.chats";
 const ROOT = -1;
 
@@ -11,7 +11,8 @@ const Chats = {
 
   /* What was kept, also by versions in which a chat was a list of messages. */
   adopt(found) {
-    const isMessage = m => m && ["user", "assistant"].includes(m.role) && typeof m.content === "string";
+    const arePictures = all => all === undefined || (Array.isArray(all) && all.every(one => typeof one === "string" && one.startsWith("data:image/")));
+    const isMessage = m => m && ["user", "assistant"].includes(m.role) && typeof m.content === "string" && arePictures(m.pictures);
     if (Array.isArray(found)) return found.filter(isMessage).reduce((chat, message) => { Chats.add(chat, message); return chat; }, Chats.fresh());
     if (!found || !Array.isArray(found.nodes)) return Chats.fresh();
     const { nodes, leaf } = found;

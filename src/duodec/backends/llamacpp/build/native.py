@@ -28,7 +28,7 @@ from typing import Any
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
 # AMX kernels of llama.cpp die where GCC 12 or older compiles them (its issue 20824, PR 26954).
-ALWAYS = "-DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
+ALWAYS = "-DLLAVA_BUILD=ON -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 LIBRARY_ONLY = Path(__file__).with_name("library_only.cmake")
 KERNELS = Path(__file__).parents[1] / "kernels"  # of ours, compiled into llama.cpp's CPU backend
 CUDA_WIDTHS = Path(__file__).with_name("cuda_widths.cmake")  # what we change in its CUDA backend

@@ -17,13 +17,17 @@ from duodec.backends.llamacpp.embedding.model import PooledModel
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.heads.blocks import open_head
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.chains import LlamaChains
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
+from duodec.backends.llamacpp.vision.sight import LlamaSight
 from duodec.core.draft import Draft
+from duodec.core.prompts.pictures import Picture
 from duodec.core.protocols import Query, RowQuery
 from duodec.errors import DuodecError
 
 MODEL, VOCABULARY = "model", "vocabulary"  # what is tried of a file
+PROJECTOR = "mmproj:"  # before the path of what a model sees pictures with
 REFUSED = 3  # the exit status of a model that was refused with a word of ours
 _TEXT = "The sky is blue because air scatters\tsunlight.\n\n1 + 1 = 2, naïve <|end|>"
 _MOST_COMPUTED_BYTES = 8 << 30  # larger models are loaded and laid out, and not computed
@@ -32,12 +36,14 @@ _NUM_CONTEXT = 64
 
 def main(path: str, num_bytes: str, part: str) -> None:
     """The child's whole life. ``part`` of the file is tried: MODEL, VOCABULARY, or the head in the
-    file of this name, for which the model is the target. What is wrong goes to stdout as JSON:
-    class and message."""
+    file of this name, for which the model is the target; after PROJECTOR, an mmproj file. What is
+    wrong goes to stdout as JSON: class and message."""
     _limit(2 * int(num_bytes) + (6 << 30))
     try:
         if part in (MODEL, VOCABULARY):
             _try(Path(path), int(num_bytes), part == VOCABULARY)
+        elif part.startswith(PROJECTOR):
+            _try_projector(Path(path), Path(part.removeprefix(PROJECTOR)), int(num_bytes))
         else:
             _try_head(Path(path), Path(part))
     except DuodecError as error:
@@ -93,6 +99,22 @@ def _try_pooled(path: Path, *, is_computed: bool) -> None:
         texts = [embedder.pair_tokens("the sky", _TEXT), embedder.tokens_of(_TEXT)]
         if is_computed:
             embedder.rows([embedder.cut([*text, 0]) for text in texts])
+
+
+def _try_projector(path: Path, own: Path, num_bytes: int) -> None:
+    """A small gray picture, encoded and read."""
+    model = LlamaModel(path, num_gpu_layers=0, packs=False)
+    with closing(model):
+        model.sight = sight = LlamaSight(model, own, num_threads=2)
+        picture = Picture(96, 64, bytes(3 * 96 * 64))
+        prompt = sight.tokenize([("", None), picture, ("a", None)])
+        if num_bytes > _MOST_COMPUTED_BYTES:
+            return
+        num_context = len(prompt) + _NUM_CONTEXT
+        sizes: Any = {"num_slots": 1, "num_context": num_context, "num_threads": 2}
+        kind = LlamaRecurrent if model.is_recurrent else LlamaChains
+        with closing(kind(model, **sizes)) as target:
+            target.score([Query(0, np.array(prompt, dtype=np.int32), shown=prompt.shown)])
 
 
 def _try_head(path: Path, head_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,8 @@ from duodec.backends.llamacpp.target.context import (
 from duodec.backends.llamacpp.target.copying import Place
 from duodec.backends.llamacpp.target.states import HiddenStates, NoStates
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH, LlamaLaunchedScores, LlamaScores
+from duodec.backends.llamacpp.vision.decoding import check_size, decode
+from duodec.backends.llamacpp.vision.layout import Layout, Run
 from duodec.backends.placement import Placement
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
@@ -61,6 +63,7 @@ class Work:
     chain: tuple[int, ...]
     begin: int  # tokens of the text that its cells hold
     num_padded: int = 0  # tokens behind the chain that nobody asks for
+    layout: Layout = field(default_factory=Layout)  # of the text
 
     @property
     def num_new(self) -> int:
@@ -80,7 +83,8 @@ class Work:
         """The next tokens of the text, which give no rows."""
         end = self.begin + num_tokens
         tokens = self.query.text[self.begin : end].tolist()
-        entries = [Entry(t, self.begin + i, (self.query.slot,)) for i, t in enumerate(tokens)]
+        position = self.layout.position(self.begin)
+        entries = [Entry(t, position + i, (self.query.slot,)) for i, t in enumerate(tokens)]
         self.begin = end
         return entries
 
@@ -88,10 +92,15 @@ class Work:
         """What is left: the text's last token and all behind it give rows, for a pass that left
         some out would be another one."""
         entries = self.part(len(self.query.text) - 1 - self.begin)
-        seqs = (self.query.slot,)
+        seqs, position = (self.query.slot,), self.layout.position(self.begin)
         for i, token in enumerate((int(self.query.text[-1]), *self.after)):
-            entries.append(Entry(token, self.begin + i, seqs, i))
+            entries.append(Entry(token, position + i, seqs, i))
         return entries
+
+    @property
+    def next_picture(self) -> Run | None:
+        """The first one that is to be computed."""
+        return self.layout.next_run(self.begin)
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,8 @@ class LlamaChains(Target):
         most = (self.num_rows or MAX_ROWS // len(queries)) - 1
         works = {query.slot: self._fit(query, max(0, most)) for query in queries}
         num_computed = {slot: len(work.query.text) - work.begin for slot, work in works.items()}
+        for work in works.values():
+            self._read_pictures(work)
         if self.num_rows:
             self._pad(works.values(), self.num_rows)
         try:
@@ -246,18 +257,42 @@ class LlamaChains(Target):
 
     def _fit(self, query: Query, most: int) -> Work:
         """Keep what the slot's cells have of the text, free the rest."""
-        held = self._held.get(query.slot, NOTHING)
-        begin = min(common_prefix(held, query.text), len(query.text) - 1)
+        held, layout = self._held.get(query.slot, NOTHING), Layout.of(query.text, query.shown)
+        begin = layout.cut(min(common_prefix(held, query.text), len(query.text) - 1))
         if begin < len(held):
-            begin = self._return_to(query.slot, begin)
+            begin = self._return_to(query.slot, begin, layout)
             self._held[query.slot] = held[:begin]
-        return Work(query, chain_of(query.draft)[:most], begin)
+        return Work(query, chain_of(query.draft)[:most], begin, layout=layout)
 
-    def _return_to(self, slot: int, begin: int) -> int:
-        """Forget what a slot holds beyond ``begin`` tokens, or more of it. Returns how many it
-        still holds."""
-        self._lib.llama_memory_seq_rm(self._memory, slot, begin, -1)
+    def _return_to(self, slot: int, begin: int, layout: Layout) -> int:
+        """Forget what a slot holds beyond ``begin`` tokens of a text, or more of it. Returns how
+        many it still holds."""
+        self._lib.llama_memory_seq_rm(self._memory, slot, layout.position(begin), -1)
         return begin
+
+    def _read_pictures(self, work: Work) -> None:
+        """Compute a text up to the end of its last picture. Raises ContextExceeded, ComputeFailed
+        and what ``on_chunk`` raises; after that alone, what was read is held."""
+        slot, text = work.query.slot, work.query.text
+        while (run := work.next_picture) is not None:
+            try:
+                check_size(run, self._num_batch)
+                while work.begin < run.begin:
+                    self._decode(work.part(min(run.begin - work.begin, NUM_BATCH)))
+                self._show(run, slot)
+            except BaseException:
+                self.forget(slot)
+                raise
+            work.begin = run.end
+            self._held[slot] = text[: run.end]
+            self.on_chunk()
+
+    def _show(self, run: Run, slot: int) -> None:
+        """Compute a picture. Raises ContextExceeded and ComputeFailed."""
+        self.states.take()
+        self._threads.use(self.num_threads)
+        status = decode(self._lib, self.handle, run, (slot,), self._num_batch)
+        self._check(status, ())
 
     def _pad(self, works: Collection[Work], num_rows: int) -> None:
         """Read all of the texts but their last tokens, so that the pass after it has its rows.
@@ -290,13 +325,17 @@ class LlamaChains(Target):
         self._batch.fill(entries)
         with stoppable():
             status = self._lib.llama_decode(self.handle, self._batch.struct)
+        self._check(status, entries)
+        self.states.computed(entries)
+
+    def _check(self, status: int, entries: Sequence[Entry]) -> None:
+        """Raises what went wrong with a forward pass over these entries."""
         if status == STOPPED:
             raise KeyboardInterrupt
         if status == NO_CELLS:
             raise ContextExceeded("the context is full; ask for a larger one with `context`")
         if status:
             raise failure(self._model, entries, status, "num_slots")
-        self.states.computed(entries)
 
 
 def chain_of(draft: Draft) -> tuple[int, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target.copying import Place
 from duodec.backends.llamacpp.target.states import NoStates
+from duodec.backends.llamacpp.vision.decoding import check_size, decode
+from duodec.backends.llamacpp.vision.layout import Layout, Run
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
 from duodec.core.rows import Row
@@ -76,6 +80,7 @@ class LlamaContext:
         self._free_ids = list(range(num_sequences))[::-1]
         self._is_ordered = is_width_exact
         self._slots: OrderedDict[int, SlotCache] = OrderedDict()  # least recently used first
+        self._cells: dict[int, _Cells] = {}  # by slot
 
     def close(self) -> None:
         if self.handle:
@@ -104,6 +109,7 @@ class LlamaContext:
             self.num_read = [len(missing.text) for missing in plans]
             self._set_threads(sum(self.num_read))
             for query, missing in zip(queries, plans, strict=True):
+                self._read_pictures(query, missing, used)
                 self._read(query, missing, used)
             return self._finish(queries, plans, used)
         except (_NoRoom, ComputeFailed) as error:
@@ -179,20 +185,13 @@ class LlamaContext:
         wanted = self.num_prompt_threads if is_prompt else self.num_threads
         self._threads.use(min(wanted, self.most_threads()) if self.most_threads else wanted)
 
-    # --- cells, for SlotCache
-
-    def remove(self, seq: int, begin: int, end: int = -1) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, seq, begin, end)
-
-    def copy(self, source: int, target: int, begin: int, end: int) -> None:
-        self._lib.llama_memory_seq_cp(self._memory, source, target, begin, end)
-
     # --- slots
 
     def _touch(self, slot: int) -> None:
         if slot not in self._slots:
+            cells = self._cells[slot] = _Cells(self._lib, self._memory)
             self._slots[slot] = SlotCache(
-                self, self._free_ids, is_ordered=self._is_ordered, num_first=self._num_first
+                cells, self._free_ids, is_ordered=self._is_ordered, num_first=self._num_first
             )
         self._slots.move_to_end(slot)
 
@@ -208,10 +207,17 @@ class LlamaContext:
         return False
 
     def _fit(self, query: RowQuery, used: set[int]) -> Missing:
-        part = self._slots[query.slot]
+        part, cells = self._slots[query.slot], self._cells[query.slot]
+        layout = Layout.of(query.text, query.shown)
+        known = part.num_known(query.text) if layout.runs else 0
+        if layout.cut(known) < known:
+            part.drop()  # it knows a part of a picture: another's, of a like hash
+        cells.layout = cells.layout.until(len(part.trunk))
         while True:
             try:
-                return part.fit(query.text, query.draft, query.rows)
+                missing = part.fit(query.text, query.draft, query.rows)
+                cells.layout = layout
+                return _placed(missing, layout) if layout.runs else missing
             except OutOfSequences as error:
                 if part.num_to_come:
                     part.close_block()
@@ -219,6 +225,32 @@ class LlamaContext:
                     raise _NoRoom from error
 
     # --- forward passes
+
+    def _read_pictures(self, query: RowQuery, missing: Missing, used: set[int]) -> None:
+        """Compute a text up to the end of its last picture."""
+        part, text = self._slots[query.slot], missing.text
+        for run in Layout.of(query.text, query.shown).runs:
+            begin = len(query.text) - len(text)
+            if run.end <= begin:
+                continue
+            check_size(run, self._num_batch)
+            while begin < run.begin:
+                chunk = text[: min(run.begin - begin, self._num_batch)]
+                self._decode(chunk, used)
+                part.add_text(chunk)
+                del text[: len(chunk)]
+                begin += len(chunk)
+                self.on_chunk()
+            entries = text[: run.end - run.begin]
+            self._compute(partial(self._show, run, entries[0].seqs), entries, used)
+            part.add_text(entries)
+            del text[: len(entries)]
+            self.on_chunk()
+
+    def _show(self, run: Run, seqs: Sequence[int]) -> int:
+        for seq in seqs:  # what an attempt has left that found no cells
+            self._lib.llama_memory_seq_rm(self._memory, seq, run.position, -1)
+        return decode(self._lib, self.handle, run, seqs, self._num_batch)
 
     def _read(self, query: RowQuery, missing: Missing, used: set[int]) -> None:
         """Compute a long text in chunks, all but its last part."""
@@ -254,11 +286,21 @@ class LlamaContext:
         return by_query
 
     def _decode(self, entries: Sequence[Entry], used: set[int]) -> None:
-        self.states.take()  # those of the last pass are lost otherwise
         self._batch.fill(entries)
-        while True:
+
+        def compute() -> int:
             with stoppable():
-                status = self._lib.llama_decode(self.handle, self._batch.struct)
+                return int(self._lib.llama_decode(self.handle, self._batch.struct))
+
+        self._compute(compute, entries, used)
+
+    def _compute(
+        self, compute: Callable[[], int], entries: Sequence[Entry], used: set[int]
+    ) -> None:
+        """Compute entries, by what returns the status of llama_decode."""
+        self.states.take()  # those of the last pass are lost otherwise
+        while True:
+            status = compute()
             if status == 0:
                 self.num_computed += len(entries)
                 self.states.computed(entries)
@@ -272,6 +314,32 @@ class LlamaContext:
                 raise failure(self.model, entries, status, "gpu_layers")
             if not self._evict(used):
                 raise _NoRoom
+
+
+class _Cells:
+    """The cells of a slot's text: places in the text as positions, which pictures make fewer."""
+
+    def __init__(self, lib: Any, memory: object) -> None:
+        self._lib, self._memory = lib, memory
+        self.layout = Layout()  # of what the cells hold
+
+    def remove(self, seq: int, begin: int, end: int = -1) -> None:
+        at = self.layout.position
+        last = end if end < 0 else at(end)
+        self._lib.llama_memory_seq_rm(self._memory, seq, at(begin), last)
+
+    def copy(self, source: int, target: int, begin: int, end: int) -> None:
+        at = self.layout.position
+        self._lib.llama_memory_seq_cp(self._memory, source, target, at(begin), at(end))
+
+
+def _placed(missing: Missing, layout: Layout) -> Missing:
+    """What is missing, at its positions."""
+
+    def at(entry: Entry) -> Entry:
+        return replace(entry, position=layout.position(entry.position))
+
+    return replace(missing, text=list(map(at, missing.text)), nodes=list(map(at, missing.nodes)))
 
 
 def failure(model: LlamaModel, entries: Sequence[Entry], status: int, option: str) -> ComputeFailed:

@@ -21,10 +21,13 @@ import numpy as np
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.chains import NOTHING, InFlight, LlamaChains, chain_of
 from duodec.backends.llamacpp.target.context import logits
+from duodec.backends.llamacpp.vision.decoding import check_size
+from duodec.backends.llamacpp.vision.layout import Layout, Run
 from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetTraits, Widths
 
 MOST_ROWS = 64
@@ -66,6 +69,7 @@ class LlamaPadded(LlamaChains):
         self.widths = widths
         self._num_piece = num_piece
         self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
+        self._layout = Layout()  # of the text that is computed
 
     def launch(self, queries: Sequence[Query]) -> InFlight:
         """Start the forward pass of a query, after what its text lacks. Raises ContextExceeded and
@@ -86,6 +90,7 @@ class LlamaPadded(LlamaChains):
     def _begin(self, query: Query, num_computed: dict[int, int]) -> _Pass:
         """Start the forward pass of a query, and count what it computes of the text. The rows of
         the pass before are lost."""
+        self._layout = Layout.of(query.text, query.shown)
         try:
             begin, known = self._read_prompt(query)
             num_computed[query.slot] = len(query.text) - known
@@ -105,24 +110,53 @@ class LlamaPadded(LlamaChains):
     def _read_prompt(self, query: Query) -> tuple[int, int]:
         """Read what is missing of the prompt, all but its last token, which is computed with the
         draft. Returns how many tokens of the text are known then, and how many were before."""
-        slot, text = query.slot, query.text
+        slot, text, layout = query.slot, query.text, self._layout
         held, num_read = self._held.get(slot, NOTHING), self._num_read.get(slot, 0)
-        known = min(common_prefix(held, text), len(text) - 1)
+        known = layout.cut(min(common_prefix(held, text), len(text) - 1))
         end = self._end_of_prompt(query, known, num_read)
         if num_read == end <= known:
             self._keep(slot, known)
             return known, known
-        begin = kept = min(known, num_read, end) // self._num_piece * self._num_piece
+        pieces = self._pieces(end)
+        most = min(known, num_read, end)
+        ends = (0, *(one.end for one in pieces if one.run or not one.end % self._num_piece))
+        begin = kept = max(stop for stop in ends if stop <= most)
         self._keep(slot, begin)
-        while begin < end:
-            stop = min(begin + self._num_piece, end)
-            tokens = text[begin:stop].tolist()
-            self._decode_of(slot, [Entry(t, begin + i, (slot,)) for i, t in enumerate(tokens)])
-            begin = stop
+        for piece in pieces:
+            if piece.begin < begin:
+                continue
+            self._read_piece(slot, text, piece)
+            begin = piece.end
             self._held[slot], self._num_read[slot] = text[:begin], begin
             if begin < end:
                 self.on_chunk()
         return begin, kept
+
+    def _pieces(self, end: int) -> list[_Piece]:
+        """How a prompt of so many tokens is read: pictures whole, and what is between them in
+        pieces that end at multiples of their length."""
+        found: list[_Piece] = []
+        begin = 0
+        while begin < end:
+            run = self._layout.next_run(begin)
+            stop = min((begin // self._num_piece + 1) * self._num_piece, end)
+            if run is not None and run.begin == begin:
+                found.append(_Piece(begin, run.end, run))
+            else:
+                found.append(_Piece(begin, min(stop, run.begin) if run else stop))
+            begin = found[-1].end
+        return found
+
+    def _read_piece(self, slot: int, text: Tokens, piece: _Piece) -> None:
+        if piece.run is None:
+            tokens = text[piece.begin : piece.end].tolist()
+            position = self._layout.position(piece.begin)
+            self._decode_of(slot, [Entry(t, position + i, (slot,)) for i, t in enumerate(tokens)])
+            return
+        check_size(piece.run, self._num_batch)
+        known = self._held.pop(slot, NOTHING)
+        self._show(piece.run, slot)
+        self._held[slot] = known
 
     def _end_of_prompt(self, query: Query, known: int, num_read: int) -> int:
         """Tokens of a text that are read in pieces; what follows them continues the text."""
@@ -133,7 +167,8 @@ class LlamaPadded(LlamaChains):
 
     def _keep(self, slot: int, num_tokens: int) -> None:
         """Of a slot's cells, those of the first tokens stay."""
-        self._lib.llama_memory_seq_rm(self._memory, slot, num_tokens, -1)
+        place = self._layout.position(num_tokens)
+        self._lib.llama_memory_seq_rm(self._memory, slot, place, -1)
         self._held[slot] = self._held.get(slot, NOTHING)[:num_tokens]
         self._num_read[slot] = min(self._num_read.get(slot, 0), num_tokens)
 
@@ -167,13 +202,13 @@ class LlamaPadded(LlamaChains):
         return width if _shown(begin + width) == _shown(begin + most) else most
 
     def _pass(self, slot: int, begin: int, tokens: Sequence[int]) -> int:
-        """Compute tokens from a position on, and padding. All rows give logits: the last layer
+        """Compute a text's tokens from one on, and padding. All rows give logits: the last layer
         computes no others. Returns how many rows that are."""
         num_rows = self._width(begin, len(tokens))
         padded = [*tokens, *([tokens[-1]] * (num_rows - len(tokens)))]
-        seqs = (slot,)
-        self._decode_of(slot, [Entry(t, begin + i, seqs, i) for i, t in enumerate(padded)])
-        self._lib.llama_memory_seq_rm(self._memory, slot, begin + len(tokens), -1)
+        seqs, position = (slot,), self._layout.position(begin)
+        self._decode_of(slot, [Entry(t, position + i, seqs, i) for i, t in enumerate(padded)])
+        self._lib.llama_memory_seq_rm(self._memory, slot, position + len(tokens), -1)
         return num_rows
 
     def _decode_of(self, slot: int, entries: Sequence[Entry]) -> None:
@@ -188,6 +223,15 @@ class LlamaPadded(LlamaChains):
 def _shown(num_cells: int) -> int:
     """Cells that llama.cpp shows a pass that needs so many."""
     return -(-num_cells // _SHOWN_STEP) * _SHOWN_STEP
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What a forward pass reads of a prompt."""
+
+    begin: int
+    end: int
+    run: Run | None = None  # the picture that it is
 
 
 @dataclass(frozen=True)

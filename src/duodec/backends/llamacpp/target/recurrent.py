@@ -27,6 +27,8 @@ from duodec.backends.llamacpp.target.chains import (
     Work,
 )
 from duodec.backends.llamacpp.target.context import logits
+from duodec.backends.llamacpp.vision.decoding import check_size
+from duodec.backends.llamacpp.vision.layout import Layout, Run
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
@@ -154,7 +156,15 @@ class LlamaRecurrent(LlamaChains):
             raise
         self.num_computed += len(entries)
 
-    def _return_to(self, slot: int, begin: int) -> int:
+    def _show(self, run: Run, slot: int) -> None:
+        try:
+            super()._show(run, slot)
+        except BaseException:
+            self.forget(slot)
+            raise
+        self.num_computed += run.end - run.begin
+
+    def _return_to(self, slot: int, begin: int, layout: Layout) -> int:
         """Go back to a state that was kept, where the slot's own has gone past ``begin``."""
         self._drop_beyond(slot, begin)
         if begin < self._firm.get(slot, 0):
@@ -163,7 +173,8 @@ class LlamaRecurrent(LlamaChains):
                 self.forget(slot)
                 return 0
             self._firm[slot] = begin = found.num_tokens
-        if not self._lib.llama_memory_seq_rm(self._memory, slot, begin, -1):
+        place = layout.position(begin)
+        if not self._lib.llama_memory_seq_rm(self._memory, slot, place, -1):
             self.forget(slot)
             return 0
         return begin
@@ -183,7 +194,7 @@ class LlamaRecurrent(LlamaChains):
         kept = self._kept.get(work.query.slot)
         num_again = len(work.query.text) - 1 - work.begin
         is_there = bool(kept) and kept is not None and kept[-1].num_tokens == work.begin
-        return is_there and 0 < num_again <= most_again
+        return is_there and 0 < num_again <= most_again and work.next_picture is None
 
     def _keep(self, slot: int, num_tokens: int) -> None:
         """Keep a slot's state, which is that after so many tokens."""
@@ -218,7 +229,14 @@ class LlamaRecurrent(LlamaChains):
         """Compute what is missing of a text, all but its last token."""
         slot, text = work.query.slot, work.query.text
         while (num_left := len(text) - 1 - work.begin) > 0:
-            self._decode(work.part(min(num_left, self._num_chunk)))
+            run = work.next_picture
+            if run is not None and run.begin == work.begin:
+                check_size(run, self._num_batch)
+                self._show(run, slot)
+                work.begin = run.end
+            else:
+                num_words = run.begin - work.begin if run else num_left
+                self._decode(work.part(min(num_words, self._num_chunk)))
             self._held[slot] = text[: work.begin]
             self._firm[slot] = work.begin
             self._mark(slot, work.begin)

@@ -84,9 +84,11 @@ class LlamaTarget(Target):
                     self._show(trees, slot)
                 if self._chains:
                     self._chains.show(self._head)
-            # what lies behind a window is not written with a text, which may go back to it
+            # what lies behind a window is not written with a text, which may go back to it; and
+            # what is copied ends at a place in the text, which is no position with M-RoPE
             has_both = bool(self._trees and self._chains)
-            self._copies_texts = has_both and not model.has_sliding_window
+            is_plain = not (model.has_sliding_window or (model.sight and model.sight.uses_mrope))
+            self._copies_texts = has_both and is_plain
             # what a recurrent model can do is tried now, before there are texts
             only_chains = replace(self.traits, has_branches=False)
             self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)

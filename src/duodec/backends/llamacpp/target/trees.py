@@ -76,7 +76,10 @@ class LlamaTrees:
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         rows = self.context.rows(
-            [RowQuery(q.slot, q.text, q.draft, tuple(range(len(q.draft) + 1))) for q in queries]
+            [
+                RowQuery(q.slot, q.text, q.draft, tuple(range(len(q.draft) + 1)), q.shown)
+                for q in queries
+            ]
         )
         found = zip(queries, rows, self.context.num_read, strict=True)
         return [LlamaScores(query, own, num_read) for query, own, num_read in found]

@@ -91,7 +91,7 @@ def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
     """Results of tools are messages of their own. What stands next to them, as the pages of a file
     do that was read, belongs to them."""
     messages: list[Block] = []
-    texts: list[str] = []
+    texts: list[str | Block] = []
     has_results = any(block.get("type") == "tool_result" for block in blocks)
     for i, block in enumerate(blocks):
         where = f"{place}.content[{i}]"
@@ -106,11 +106,41 @@ def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
             messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif has_results:
             texts.append(unseen(block))
+        elif block.get("type") == "image":
+            texts.append(_picture(block, where))
         else:
             raise _other(block, where)
     if texts or not messages:
-        messages.append({"role": role, "content": "\n\n".join(texts)})
+        messages.append({"role": role, "content": _joined(texts)})
     return messages
+
+
+def _joined(parts: Sequence[str | Block]) -> str | list[Block]:
+    """Texts as one, with pictures between them as they were sent."""
+    found: list[Block] = []
+    for part in parts:
+        if not isinstance(part, str):
+            found.append(part)
+        elif found and "text" in found[-1]:
+            found[-1]["text"] += f"\n\n{part}"
+        else:
+            found.append({"type": "text", "text": part})
+    if any("text" not in part for part in found):
+        return found
+    return "".join(part["text"] for part in found)
+
+
+def _picture(block: Block, place: str) -> Block:
+    """A picture in a chat request's form."""
+    source = block.get("source")
+    form = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or form not in ("base64", "url"):
+        raise bad_field(
+            f"{place}.source",
+            f"{place}.source is no picture; send {{type: base64, media_type, data}}",
+        )
+    url = source.get("url") if form == "url" else f"data:;base64,{source.get('data') or ''}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _assistant(blocks: Sequence[Block], place: str) -> Block:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, FailFast, Field, StrictBool, StrictStr, model_validator
 
-from duodec.chat.contents import unseen
+from duodec.chat.contents import NoText, unseen, with_files
 from duodec.chat.template import Message
 from duodec.server.api.bodies import (
     MAX_LOGPROBS,
@@ -60,17 +61,25 @@ def _message(value: dict[str, Any], number: int) -> dict[str, Any]:
     if images and value.get("role") == "tool":
         given["content"] = "\n".join([str(given.get("content", "")), unseen({"type": "image"})])
     elif images:
-        name = f"messages[{number}].images"
-        raise bad_field(name, f"{name} are not read: this model reads text only; leave them out")
+        given["content"] = _seen(given.get("content", ""), images, f"messages[{number}].images")
     renamed = {"thinking": "reasoning_content", "tool_name": "name"}
     return {"content": "", **{renamed.get(name, name): own for name, own in given.items()}}
+
+
+def _seen(text: Any, images: Any, name: str) -> list[dict[str, Any]]:
+    """A content with pictures, which Ollama puts before the text. Raises ApiError."""
+    if not isinstance(images, list) or not all(isinstance(own, str) for own in images):
+        raise bad_field(name, f"{name} is no array of pictures; send each file as base64")
+    urls = [own if own.startswith("data:") else f"data:;base64,{own}" for own in images]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": u}} for u in urls]
+    return [*parts, {"type": "text", "text": text}]
 
 
 class OllamaBody(Conversation):
     """What both kinds of requests have in common. Sampling is a part of it, ``options``."""
 
     without_effect = Body.without_effect | {"keep_alive"}
-    neutral = MappingProxyType({"truncate": (False,), "shift": (False,), "images": ([],)})
+    neutral = MappingProxyType({"truncate": (False,), "shift": (False,)})
     elsewhere: ClassVar[frozenset[str]] = frozenset(Sampling.model_fields)
 
     stream: StrictBool = True
@@ -139,6 +148,8 @@ class OllamaBody(Conversation):
 class OllamaChatBody(OllamaBody):
     """Of ``/api/chat``."""
 
+    neutral = MappingProxyType({**OllamaBody.neutral, "images": ([],)})
+
 
 class GenerateBody(OllamaBody):
     """Of ``/api/generate``."""
@@ -149,11 +160,15 @@ class GenerateBody(OllamaBody):
     elsewhere = OllamaBody.elsewhere | {"messages", "tools", "tool_choice", "parallel_tool_calls"}
 
     prompt: StrictStr = ""
+    images: list[Any] = Field(default_factory=list)
     system: StrictStr = ""
     raw: StrictBool = False
 
     @model_validator(mode="after")
     def _whole(self) -> GenerateBody:
+        if self.raw and self.images:
+            raise bad_field("images", "images have no place in a raw prompt; leave out one")
+        _ = self.content  # read here, where others do not wait for it
         if self.raw and self.system:
             raise bad_field("system", "system has no place in a raw prompt; leave out one")
         return self
@@ -161,14 +176,25 @@ class GenerateBody(OllamaBody):
     @property
     def shown(self) -> list[Message]:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": self.prompt}]
+        return [*system, {"role": "user", "content": self.content}]
+
+    @cached_property
+    def content(self) -> str | list[dict[str, Any]]:
+        """The prompt, with its pictures. Raises ApiError."""
+        if not self.images:
+            return self.prompt
+        try:
+            return with_files("user", _seen(self.prompt, self.images, "images"), has_calls=False)
+        except NoText as error:
+            raise bad_field("images", f"images {error}") from None
 
     @property
     def is_empty(self) -> bool:
-        return not self.prompt
+        return not self.prompt and not self.images
 
     def text(self, *, has_template: bool) -> str | None:
-        return None if self.system or (has_template and not self.raw) else self.prompt
+        is_chat = bool(self.system or self.images or (has_template and not self.raw))
+        return None if is_chat else self.prompt
 
 
 class ShowBody(Object):
