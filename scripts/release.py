@@ -43,7 +43,7 @@ def main() -> None:
             from bundle import bundle  # beside this file
 
             bundle(folder / "bundle")
-            _build(DUODEC_BUNDLE=str(folder / "bundle"))
+            _build(folder / "bundle")
             made = _made()
             _run(sys.executable, "-m", "auditwheel", "repair", "-w", str(DIST), str(made))
             made.unlink()  # the other one's tag says on which systems it runs
@@ -116,8 +116,9 @@ def check_bundled(folder: Path, version: str) -> None:
         sys.exit(f"{' '.join(command)} says nothing")
 
 
-def _build(**env: str) -> None:
-    _run(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT), **env)
+def _build(bundle: Path | None = None) -> None:
+    command = (sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
+    _run(*command, DUODEC_BUNDLE=str(bundle or ""))
 
 
 def _made() -> Path:

@@ -35,7 +35,6 @@ class EngineOptions(TypedDict, total=False):
 
     target_backend: str
     heads: _Path | None
-    mmproj: _Path | None
     datastore: _Path | None
     offline: bool
     pace: float | str
@@ -56,6 +55,7 @@ class EngineOptions(TypedDict, total=False):
     device: str
     dtype: str
     num_slots: int
+    mmproj: _Path | None
     no_mmap: bool
     rows: int | None
     gpu_layers: int

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from duodec.cli.app import run
-from duodec.exactness import checks, endpoint, limited_http
+from duodec.exactness import checks, endpoint
 from duodec.exactness.endpoint import Call, Case, Endpoint, Reply, Trouble, opened
 from duodec.exactness.judging import WRONG, Response, _last_blank
+from duodec.server.http import limited_http
 
 CASE = Case("case", "completions", {"prompt": "P", "max_tokens": 20})
 MODELS = {"data": [{"id": "m"}]}

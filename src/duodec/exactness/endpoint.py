@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from duodec.errors import BadOption
-from duodec.exactness.limited_http import TooLarge, connected
 from duodec.server.http.json_limits import Size, parse
+from duodec.server.http.limited_http import TooLarge, connected
 
 _T = TypeVar("_T")
 _OURS = "duodec"  # who owns a model of our server

@@ -16,7 +16,7 @@ from urllib.parse import urljoin, urlsplit
 
 from duodec.chat.pictures import PART, ImageFile, NoPicture, RemoteImage, part_of
 from duodec.chat.template import Message
-from duodec.exactness.limited_http import TooLarge, connected
+from duodec.server.http.limited_http import TooLarge, connected
 
 MOST_REDIRECTS = 3
 _TIMEOUT_S = 10.0

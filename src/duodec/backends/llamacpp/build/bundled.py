@@ -93,7 +93,7 @@ def load_cpu_backend() -> None:
 def _chosen(variants: Mapping[str, Variant]) -> str:
     """Raises BackendUnavailable."""
     forced = os.environ.get(FORCED)
-    if forced in variants:
+    if forced and forced in variants:
         return forced
     if forced:
         raise BackendUnavailable(
