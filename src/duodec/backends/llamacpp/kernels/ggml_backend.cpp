@@ -167,12 +167,12 @@ struct Rows {
 };
 
 // Where the chunks begin in which threads take tiles, and the end of the last: of the tiles that are left each thread takes half of
-// its part, so that all end together, however fast each is, and read long streams.
-std::vector<int64_t> chunks_of(int64_t num_tiles, int64_t num_threads, int64_t least) {
+// its part, so that all end together, however fast each is, and read long streams. No chunk has more tiles than `most`.
+std::vector<int64_t> chunks_of(int64_t num_tiles, int64_t num_threads, int64_t least, int64_t most) {
     std::vector<int64_t> begins;
     for (int64_t tile = 0; tile < num_tiles;) {
         const int64_t part = (num_tiles - tile) / (num_threads == 1 ? 1 : 2 * num_threads);
-        const int64_t size = std::max<int64_t>({1, least, part});
+        const int64_t size = std::max<int64_t>(1, std::min(most, std::max(least, part)));
         for (int64_t i = 0; i < num_threads && tile < num_tiles; i++, tile += size) begins.push_back(tile);
     }
     begins.push_back(num_tiles);
@@ -226,22 +226,20 @@ class Traits : public ggml::cpu::tensor_traits {
         if (tiles)
             for (int64_t r = ith; r < rows.num_rows; r += nth)
                 std::fill_n(rows.out(r), num_weights, -std::numeric_limits<float>::infinity());
-        std::vector<int64_t> met;  // matrices, whose tiles follow each other
-        for (int64_t e = 0; e < rows.num_matrices; e++)
-            if (rows.groups(kernel, e).num_groups) met.push_back(e);
         const int64_t tile_bytes = matrix_bytes(kernel, weights) / all_tiles;
-        const std::vector<int64_t> chunks = chunks_of((int64_t)met.size() * num_tiles, nth, LEAST_CHUNK / tile_bytes);
+        const int64_t most = rows.num_rows > kernel.most_rows ? MOST_CACHED / tile_bytes : num_tiles;
+        const std::vector<int64_t> chunks = chunks_of(num_tiles, nth, LEAST_CHUNK / tile_bytes, most);
         const int64_t num_chunks = (int64_t)chunks.size() - 1;
         if (ith == 0) ggml_threadpool_chunk_set(params->threadpool, nth);
         ggml_barrier(params->threadpool);
 
-        for (int64_t next = ith; next < num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            for (int64_t at = chunks[next]; at < chunks[next + 1];) {
-                const int64_t e = met[at / num_tiles], begin = at % num_tiles;
-                const Groups groups = rows.groups(kernel, e);
-                const int64_t most = groups.num_groups > 1 ? std::max<int64_t>(1, MOST_CACHED / tile_bytes) : num_tiles;
-                const int64_t end = std::min({num_tiles, begin + chunks[next + 1] - at, begin + most});
-                const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
+        int64_t next = ith, passed = 0;  // chunks: mine, and those of the matrices before this one
+        for (int64_t e = 0; e < rows.num_matrices; e++) {
+            const Groups groups = rows.groups(kernel, e);
+            if (!groups.num_groups) continue;
+            const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
+            for (; next < passed + num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+                const int64_t begin = chunks[next - passed], end = chunks[next - passed + 1];
                 for (int64_t g = 0; g < groups.num_groups; g++) {
                     float * out[duodec::MOST_ROWS];
                     for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
@@ -253,8 +251,8 @@ class Traits : public ggml::cpu::tensor_traits {
                                                activations + groups.first(g) * row_bytes, groups.rows(g), out);
                     }
                 }
-                at += end - begin;
             }
+            passed += num_chunks;
         }
         return true;
     }
