@@ -344,6 +344,16 @@ def test_another_compiler_changes_no_bit(name: str, compiled: Compile, plain: Pr
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FAST)
+def test_what_is_shipped_has_the_same_bits(name: str, compiled: Compile, plain: Probe) -> None:
+    """Compiled as llama.cpp is built."""
+    probe = compiled(name, "-O3")
+    for kind in FORMATS:
+        sweep(kind, probe, plain, num_rows=17, num_blocks=5, num_x=21)
+
+
+@pytest.mark.slow
 @each_format
 def test_bits_of_whole_matrices(kind: Format, fast: Probe, plain: Probe) -> None:
     for num_rows, num_blocks, num_x in ((100, 7, 64), (47, 48, 33), (257, 1, 40)):
