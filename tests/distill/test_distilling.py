@@ -134,6 +134,7 @@ def test_a_recording_holds_what_the_target_draws_from(made: tuple[Distillation, 
         assert (np.exp(sample.logprobs).sum(1) < 1.01).all()
 
 
+@pytest.mark.slow
 def test_interrupted_three_times_it_ends_with_the_same_weights(
     made: tuple[Distillation, Result], models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -224,6 +224,7 @@ def test_a_row_off_by_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a trained model, where it is at hand
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of gguf and transformers while they load
 def test_smollm2_says_what_transformers_says_by_every_method() -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: make setup-torch")
