@@ -75,7 +75,7 @@ def the_version() -> str:
 def check_files(wheel: Path) -> None:
     """The wheel has every file of the package that git knows, and the compiled inner loops."""
     tracked = _run("git", "-C", str(ROOT), "ls-files", "src/duodec").split()
-    names = set(zipfile.ZipFile(wheel).namelist())
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
     missing = {name.removeprefix("src/") for name in tracked} - names
     if missing:
         sys.exit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
