@@ -94,8 +94,10 @@ def _prepare_environment() -> None:
 def _import() -> ModuleType:
     check_build()
     cuda_runtime.load()
+    cpu_backend = bundled.cpu_backend()
     self_test.check()
-    bundled.load_cpu_backend()
+    if cpu_backend:
+        bundled.load(cpu_backend)
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:

@@ -73,16 +73,22 @@ def find() -> None:
         sys.path.append(str(FOLDER))
 
 
-def load_cpu_backend() -> None:
-    """Load the variant for this processor, if the bindings that Python finds are ours. Raises
-    BackendUnavailable where there is none."""
+def cpu_backend() -> Path | None:
+    """The library of the variant for this processor, if the bindings that Python finds are ours.
+    Raises BackendUnavailable where there is none."""
+    find()
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None or FOLDER not in Path(spec.origin).parents:
-        return
+        return None
     variants = VARIANTS.get(platform.machine(), {})
-    path = place_of(_chosen(variants), variants)
-    try:  # the other libraries take the one of its name that is loaded
-        ctypes.CDLL(os.fspath(path), mode=ctypes.RTLD_GLOBAL)
+    return place_of(_chosen(variants), variants)
+
+
+def load(library: Path) -> None:
+    """Load it: llama.cpp's other libraries take the one of its name that is loaded. Raises
+    BackendUnavailable."""
+    try:
+        ctypes.CDLL(os.fspath(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise BackendUnavailable(
             f"llama.cpp's CPU backend cannot be loaded ({error}); install duodec anew, or run "
