@@ -22,7 +22,7 @@ import typer
 
 from benchmarks import RESULTS, Figures, Refuted
 from benchmarks.table import EXPERIMENTS, Experiment
-from duodec.bench.card import environment
+from duodec_lab.bench.card import environment
 
 _RESULT = "--result"
 

@@ -22,8 +22,8 @@ from benchmarks import figures_of, markdown
 from benchmarks.decoding.entrants import ALL, CEILING, PLAIN
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.target.width_choice import WIDTHS
-from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 from duodec.loading.forecast import Forecast
+from duodec_lab.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 
 PAGES = tuple(Path(__file__).parents[1] / name for name in ("README.md", "docs/measurements.md"))
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -27,13 +27,13 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.progress import track
+from tests.models.weights import weights
 
 from duodec import SamplingParams
-from duodec.bench.tasks import TASKS, read_prompts
-from duodec.distill.prompts.builtin import conversations
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
-from tests.models.weights import weights
+from duodec_lab.bench.tasks import TASKS, read_prompts
+from duodec_lab.distill.prompts.builtin import conversations
 
 SEED = 0
 _WORDS_SHARED = 10  # so many words in a row that a benchmark has, too, are a prompt of it

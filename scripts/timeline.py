@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from duodec.bench.figures.timeline import timeline_figure
-from duodec.bench.reports.measures import measure
-from duodec.bench.reports.timeline import timeline
-from duodec.bench.results import Results, generations_of
+from duodec_lab.bench.figures.timeline import timeline_figure
+from duodec_lab.bench.reports.measures import measure
+from duodec_lab.bench.reports.timeline import timeline
+from duodec_lab.bench.results import Results, generations_of
 
 METHODS = ("ar", "sps:4", "duo", "stream")
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "timeline.svg"

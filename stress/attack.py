@@ -27,10 +27,10 @@ import httpx
 import numpy as np
 import psutil
 import typer
-
 from benchmarks import RESULTS
 from benchmarks.serving.servers import Served, ours
-from duodec.bench.card import environment
+
+from duodec_lab.bench.card import environment
 from stress.attackers import ATTACKS, unexpected
 
 _MOST_SLOWER = 3.0  # p99 between two events, with attackers and without

@@ -21,18 +21,18 @@ from typing import Annotated
 import numpy as np
 import psutil
 import typer
-
 from benchmarks import RESULTS
+
 from duodec import Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.bench.beds.latency import LatencyCurve
-from duodec.bench.beds.replay import ReplayTarget
-from duodec.bench.card import environment
 from duodec.core.protocols import Drafted
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.machine.cores import CoreSharing
+from duodec_lab.bench.beds.latency import LatencyCurve
+from duodec_lab.bench.beds.replay import ReplayTarget
+from duodec_lab.bench.card import environment
 
 _PROMPT = "Once upon a time, in a village by the sea,"
 _FORWARD_S = 0.025

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 import psutil
-
 from benchmarks import RESULTS
-from duodec.bench.card import environment
+
+from duodec_lab.bench.card import environment
 
 FOUND = Path(__file__).parent / "found"
 _TICK_S = 0.005

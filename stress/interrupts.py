@@ -19,11 +19,11 @@ from time import perf_counter, sleep
 from typing import Annotated
 
 import typer
-
 from benchmarks import RESULTS
+from tests.models.weights import weights
+
 from duodec.machine.signals import INTERRUPTED
 from stress.attackers import explosive
-from tests.models.weights import weights
 
 _MOST_S = 1.0
 _LARGE = weights("qwen2.5-coder-1.5b")

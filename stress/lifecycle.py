@@ -31,9 +31,9 @@ from typing import Annotated
 import httpx
 import psutil
 import typer
+from benchmarks.serving.servers import Served, ours
 
 import duodec
-from benchmarks.serving.servers import Served, ours
 from stress.attack import memory_mb
 from stress.attackers import explosive
 

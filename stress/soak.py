@@ -30,10 +30,10 @@ from typing import Annotated, Any
 
 import psutil
 import typer
-
 from benchmarks import RESULTS
 from benchmarks.serving.servers import Served, ours
-from duodec.bench.card import environment
+
+from duodec_lab.bench.card import environment
 from stress.attack import attacked
 from stress.soak_clients import CONTEXT, Case, Part, cases, noticing_s, part, slots
 

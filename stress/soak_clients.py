@@ -16,12 +16,12 @@ from time import perf_counter, sleep
 from typing import Any
 
 import httpx
-
 from benchmarks.serving.servers import Served
-from duodec.bench.tasks import read_prompts
+
 from duodec.core.events import Finished
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
+from duodec_lab.bench.tasks import read_prompts
 
 METHODS = ("stream", "auto", "duo", "sps", "pearl", "lookup", "ar", "lookahead", "recycling")
 CONTEXT = 1024

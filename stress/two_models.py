@@ -23,9 +23,9 @@ from typing import Annotated
 import httpx
 import numpy as np
 import typer
+from benchmarks.serving.servers import Served, ours
 
 import duodec
-from benchmarks.serving.servers import Served, ours
 
 _MODEL = str(Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf")
 _OPTIONS = ("-m", _MODEL, "--alias", "first", "--also", f"other={_MODEL}", "--draft", "none",

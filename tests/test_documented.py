@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import typer
+from benchmarks.table import EXPERIMENTS
 from fakes import ROOT
 
-from benchmarks.table import EXPERIMENTS
 from duodec.cli.app import app
 
 PAGES = [

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fakes import ROOT
-
 from benchmarks import RESULTS, tables
 from benchmarks.decoding.entrants import ALL
 from benchmarks.table import EXPERIMENTS
 from benchmarks.tables import classes, written
+from fakes import ROOT
 
 PAGES = ("README.md", "docs/measurements.md")
 ALL_PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))

@@ -12,10 +12,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from fakes import ROOT
 
 import duodec
 
-ROOT = Path(duodec.__file__).parent
+ENGINE = ROOT / "src" / "duodec"
 PURE = ("core", "native", "methods", "drafting", "planning", "scheduler")
 
 # what each part of the package may import of the package; anything outside is the engine's ring
@@ -44,16 +45,16 @@ ARROWS = {
     },
     "chat": {"chat", "machine", "core", "errors"},
 }
-ARROWS["backends/torch"] = ARROWS["backends"] | {"loading", "models"}  # as a package's backend may
+ARROWS["duodec_torch"] = ARROWS["backends"] | {"loading", "models"}  # as a package's backend may
+OUTER = {"cli", "server", "testing"}
 
-# what is installed beside the engine, and which of the others it may import
-LAB = {"lab", "bench", "distill", "exactness"}
+# packages beside the engine, and which of the others each may import
 SATELLITES: dict[str, set[str]] = {
-    "backends/torch": set(),
-    "integrations": {"backends/torch"},  # reads the vocabulary of a folder
-    **{room: LAB | {"backends/torch"} for room in sorted(LAB)},
+    "duodec_lab": {"duodec_torch"},
+    "duodec_torch": set(),
+    "duodec_vllm": {"duodec_torch"},  # reads the vocabulary of a folder
 }
-OUTER = {"cli", "server", "integrations", "testing"} | LAB
+FOLDERS = {name: ROOT / "packages" / name.replace("_", "-") / "src" / name for name in SATELLITES}
 
 # third-party libraries, and the only places where they are imported
 HOMES = {
@@ -63,15 +64,12 @@ HOMES = {
         "llm",
         "inputs",
         "server",
-        "bench",
         "cli",
         "models",
         "datastores",
-        "lab",
         "testing",
-        "distill",
         "loading",
-        "integrations",
+        *SATELLITES,
     ),
     "llama_cpp": ("backends/llamacpp/library",),
     "llguidance": (
@@ -79,60 +77,80 @@ HOMES = {
         "backends/grammar/library",
         "backends/grammar/child",
     ),
-    "torch": ("backends/torch", "backends/transformers", "distill"),
-    "transformers": ("backends/torch", "backends/transformers"),
+    "torch": ("duodec_torch", "duodec_lab/distill"),
+    "transformers": ("duodec_torch",),
     "triton": (
-        "backends/torch/forward/kernels",
-        "backends/torch/forward/layer_kernels",
-        "backends/torch/sampling/summary_kernel",
+        "duodec_torch/forward/kernels",
+        "duodec_torch/forward/layer_kernels",
+        "duodec_torch/sampling/summary_kernel",
     ),
-    "safetensors": ("backends/torch/heads", "distill/training/heads"),
-    "accelerate": ("backends/torch", "backends/transformers"),
-    "gguf": ("backends/torch", "backends/transformers", "distill/library"),
+    "safetensors": ("duodec_torch/heads", "duodec_lab/distill/training/heads"),
+    "accelerate": ("duodec_torch",),
+    "gguf": ("duodec_torch", "duodec_lab/distill/library"),
     "huggingface_hub": ("models",),
-    "jinja2": ("chat/jinja", "bench"),
+    "jinja2": ("chat/jinja", "duodec_lab/bench"),
     "PIL": ("chat/picture_decoder",),
-    "matplotlib": ("bench/figures",),
-    "pydivsufsort": ("lab/datastores",),
-    "typer": ("cli", "lab/commands", "integrations/vllm/command"),
+    "matplotlib": ("duodec_lab/bench/figures",),
+    "pydivsufsort": ("duodec_lab/datastores",),
+    "typer": ("cli", "duodec_lab/commands", "duodec_vllm/command"),
     "typing_extensions": ("llm",),
     "click": ("cli",),
     "prompt_toolkit": ("cli",),
-    "rich": ("cli", "models", "lab/commands/tables"),
+    "rich": ("cli", "models", "duodec_lab/commands/tables"),
     "psutil": (
         "machine",
         "cli",
-        "bench",
+        "duodec_lab/bench",
         "backends/drafter/process",
-        "backends/torch/checkpoint/placing",
+        "duodec_torch/checkpoint/placing",
     ),
-    "scipy": ("bench",),
+    "scipy": ("duodec_lab/bench",),
     "pydantic": ("server/api",),
     "pydantic_core": ("server/api/fields",),
     "starlette": ("server",),
     "uvicorn": ("server",),
     "httptools": ("server/http/connections",),
-    "prometheus_client": ("server", "integrations"),
-    "yaml": ("integrations", "cli/config_file"),
+    "prometheus_client": ("server", "duodec_vllm"),
+    "yaml": ("duodec_vllm", "cli/config_file"),
     "markdown_it": ("cli/markdown",),
 }
 
 
+def _files(folder: Path, within: Path) -> list[str]:
+    return [path.relative_to(within).with_suffix("").as_posix() for path in folder.rglob("*.py")]
+
+
 def sources() -> list[str]:
-    """Every file of the package, as ``core/draft``."""
-    return sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.py"))
+    """Every file of our packages, as ``core/draft`` of the engine and ``duodec_lab/bench/run``."""
+    others = (name for folder in FOLDERS.values() for name in _files(folder, folder.parent))
+    return sorted([*_files(ENGINE, ENGINE), *others])
+
+
+def path_of(source: str) -> Path:
+    """A file by its name in `sources`."""
+    folder = FOLDERS.get(source.partition("/")[0])
+    return (folder.parent if folder else ENGINE) / f"{source}.py"
+
+
+def as_source(module: str) -> str:
+    """A module of ours by its name in `sources`, without its ``__init__``."""
+    return module.removeprefix("duodec.").replace(".", "/")
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] in {"duodec", *SATELLITES}
 
 
 def imports(source: str) -> Iterator[str]:
     """Modules that a file imports, also those inside of functions, by their full names."""
-    tree = ast.parse((ROOT / source).with_suffix(".py").read_text("utf-8"))
+    tree = ast.parse(path_of(source).read_text("utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source}: imports are absolute"
             assert node.module
-            if node.module == "duodec" or (ROOT / node.module.partition(".")[2]).is_dir():
+            if is_ours(node.module) and path_of(as_source(node.module)).with_suffix("").is_dir():
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module
@@ -143,12 +161,12 @@ def is_in(source: str, place: str) -> bool:
 
 
 def satellite_of(source: str) -> str | None:
-    return next((place for place in SATELLITES if is_in(source, place)), None)
+    return next((name for name in SATELLITES if is_in(source, name)), None)
 
 
 @pytest.mark.parametrize("source", sources())
 def test_arrows_point_inwards(source: str) -> None:
-    part = satellite_of(source) or source.split("/")[0]
+    part = source.split("/")[0]
     for name in imports(source):
         package, _, rest = name.partition(".")
         if package != "duodec":
@@ -156,7 +174,7 @@ def test_arrows_point_inwards(source: str) -> None:
         other = rest.split(".")[0]
         if part in ARROWS:
             assert other in ARROWS[part], f"{source} imports {name}"
-        elif part not in OUTER and part != "__main__":
+        elif part not in {*OUTER, *SATELLITES, "__main__"}:
             assert other not in OUTER, f"{source} imports {name}"
 
 
@@ -166,15 +184,14 @@ def test_no_satellite_is_imported_by_the_engine_or_by_another(source: str) -> No
     own = satellite_of(source)
     allowed = {own} | SATELLITES[own] if own else set()
     for name in imports(source):
-        other = satellite_of(name.removeprefix("duodec.").replace(".", "/"))
-        is_ours = name.startswith("duodec.")
-        assert not is_ours or other is None or other in allowed, f"{source} imports {name}"
+        other = satellite_of(as_source(name))
+        assert other is None or other in allowed, f"{source} imports {name}"
 
 
-# where the engine spells such a name: the table of what to look for, an option that asks for the
+# where the engine spells such a name: the table of who adds what, an option that asks for the
 # checks of one, what `doctor` calls a check, and what transformers calls a field and an option
 NAMED = {
-    "machine/plugins": {"torch", "vllm", "bench", "distill", "exactness", "integrations"},
+    "machine/plugins": {"torch", "vllm", "lab", "bench", "distill", "verify"},
     "cli/commands/doctor": {"vllm"},
     "cli/checks/pair": {"exactness"},
     "cli/spelling": {"torch"},
@@ -185,7 +202,7 @@ NAMED = {
 @pytest.mark.parametrize("source", [one for one in sources() if not satellite_of(one)])
 def test_the_engine_names_no_satellite(source: str) -> None:
     """In sentences for people it may."""
-    tree = ast.parse((ROOT / source).with_suffix(".py").read_text("utf-8"))
+    tree = ast.parse(path_of(source).read_text("utf-8"))
     names: set[str] = set(imports(source))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -204,6 +221,7 @@ TOP = {"__init__", "__main__", "errors", "inputs", "llm"}
 
 def test_the_top_of_the_package_is_its_public_interface() -> None:
     assert {source for source in sources() if "/" not in source} == TOP
+    assert set(FOLDERS) == {folder.name for folder in ROOT.glob("packages/*/src/*")}
 
 
 # rooms of more than a dozen modules: a command and a method have a file each
@@ -217,11 +235,11 @@ def test_a_room_that_grows_is_cut_by_idea() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Not even inside of functions, or for types only."""
-    known = {source.removesuffix("/__init__").replace("/", "."): source for source in sources()}
+    known = {source.removesuffix("/__init__"): source for source in sources()}
     left: dict[str, set[str]] = {}
     for module, source in known.items():
-        names = (name.partition(".")[2] for name in imports(source) if name.startswith("duodec."))
-        found = {name if name in known else name.rpartition(".")[0] for name in names}
+        names = (as_source(name) for name in imports(source) if is_ours(name))
+        found = {name if name in known else name.rpartition("/")[0] for name in names}
         left[module] = (found & known.keys()) - {module}
     while free := {module for module, others in left.items() if not others}:
         left = {module: others - free for module, others in left.items() if module not in free}
@@ -235,7 +253,7 @@ def test_an_llm_is_made_of_few_parts() -> None:
 @pytest.mark.parametrize("source", sources())
 def test_nobody_changes_an_llm_that_is_made(source: str) -> None:
     """What it is made of comes from `duodec.loading`; copies are made with `replace`."""
-    tree = ast.parse((ROOT / source).with_suffix(".py").read_text("utf-8"))
+    tree = ast.parse(path_of(source).read_text("utf-8"))
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else ()
         for target in targets:
@@ -247,7 +265,7 @@ def test_nobody_changes_an_llm_that_is_made(source: str) -> None:
 def test_libraries_are_imported_in_their_places_only(source: str) -> None:
     for name in imports(source):
         library = name.split(".")[0]
-        if library == "duodec" or library in sys.stdlib_module_names:
+        if is_ours(name) or library in sys.stdlib_module_names:
             continue
         assert library in HOMES, f"{source} imports {library}: give it a home in this test"
         is_home = any(is_in(source, place) for place in HOMES[library])
@@ -264,7 +282,7 @@ def test_the_core_needs_numpy_and_nothing_else() -> None:
 def test_methods_mention_no_caches_threads_devices_or_modes() -> None:
     """A method is what it drafts and the loop it uses."""
     words = ("cache", "thread", "device", "cuda", "llama", "mode", "flag")
-    for path in (ROOT / "methods").glob("*.py"):
+    for path in (ENGINE / "methods").glob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -22,11 +22,6 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.bench.beds import Parts, ReplayBed
-from duodec.bench.beds.latency import LatencyCurve
-from duodec.bench.recording import Conversation, record, shuffled
-from duodec.bench.reports.statistics import ratio_of_rates
-from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import SamplingParams
@@ -39,6 +34,11 @@ from duodec.methods.registry import method as method_named
 from duodec.models import resolve
 from duodec.planning.costs import Costs
 from duodec.testing import TableModel
+from duodec_lab.bench.beds import Parts, ReplayBed
+from duodec_lab.bench.beds.latency import LatencyCurve
+from duodec_lab.bench.recording import Conversation, record, shuffled
+from duodec_lab.bench.reports.statistics import ratio_of_rates
+from duodec_lab.bench.tasks import TASKS, read_prompts
 
 GREEDY = SamplingParams(seed=1)
 CREATIVE = SamplingParams(temperature=1.2, seed=1)

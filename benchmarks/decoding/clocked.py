@@ -25,13 +25,13 @@ import typer
 from matplotlib.figure import Figure
 
 from benchmarks import Figures
-from duodec.bench.beds.shapes import TREE
-from duodec.bench.benchmark import benchmark
-from duodec.bench.figures.canvas import COLOURS, Drawing
-from duodec.bench.plan import BenchPlan
-from duodec.bench.reports.statistics import Rate, ratio_of_rates
-from duodec.bench.results import Results
 from duodec.cli.output import progress_bar
+from duodec_lab.bench.beds.shapes import TREE
+from duodec_lab.bench.benchmark import benchmark
+from duodec_lab.bench.figures.canvas import COLOURS, Drawing
+from duodec_lab.bench.plan import BenchPlan
+from duodec_lab.bench.reports.statistics import Rate, ratio_of_rates
+from duodec_lab.bench.results import Results
 
 _CURVES = "rtx4090-8b-q4_0;rtx4090-8b-bf16;mi50-27b-q8_0"
 _METHODS = "ar,lookup,sps:2,auto"

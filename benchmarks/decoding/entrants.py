@@ -17,16 +17,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from duodec.bench.beds.simulated import SimulatedBed
-from duodec.bench.beds.virtual import RowKey
-from duodec.bench.recording import Conversation
-from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.sps_rejection import RejectionSampling
 from duodec.planning.costs import Costs
+from duodec_lab.bench.beds.simulated import SimulatedBed
+from duodec_lab.bench.beds.virtual import RowKey
+from duodec_lab.bench.recording import Conversation
+from duodec_lab.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 
 ALL = "all tasks"
 PLAIN, CEILING = "ar", "ceiling"

@@ -20,12 +20,12 @@ from typing import Annotated
 import typer
 
 from benchmarks import SCRATCH, Figures, in_process
-from duodec.bench.recording import record
-from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import draft_for
+from duodec_lab.bench.recording import record
+from duodec_lab.bench.tasks import TASKS, read_prompts
 
 _ROOT = Path(__file__).parents[2]
 Found = dict[str, dict[str, dict[str, float]]]  # by latency, method and what it is

@@ -23,15 +23,15 @@ from typing import Any
 from duodec import SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import TargetAround
-from duodec.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
-from duodec.bench.beds.latency import LatencyCurve
-from duodec.bench.beds.replay import ReplayTarget
-from duodec.bench.recording import Turn
 from duodec.core.protocols import Launched, Query, Scores
 from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
+from duodec_lab.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
+from duodec_lab.bench.beds.latency import LatencyCurve
+from duodec_lab.bench.beds.replay import ReplayTarget
+from duodec_lab.bench.recording import Turn
 
 _BLOCKED_S = 5e-5  # a poll that takes longer has waited
 

@@ -18,15 +18,6 @@ import numpy as np
 
 from benchmarks import Figures
 from duodec.backends.curves import CostCurve, published
-from duodec.bench.beds.latency import LatencyCurve
-from duodec.bench.beds.virtual import (
-    PricedModel,
-    RowKey,
-    SimulatedDrafter,
-    SimulatedTarget,
-    StepTable,
-    VirtualClock,
-)
 from duodec.core.protocols import Candidates
 from duodec.core.round import Round
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
@@ -37,6 +28,15 @@ from duodec.planning.costs import Costs
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
 from duodec.testing import TableModel, TableTarget
+from duodec_lab.bench.beds.latency import LatencyCurve
+from duodec_lab.bench.beds.virtual import (
+    PricedModel,
+    RowKey,
+    SimulatedDrafter,
+    SimulatedTarget,
+    StepTable,
+    VirtualClock,
+)
 
 STEPS = StepTable.parse("1:2.2,4:4,8:7,16:9.8,32:16,128:34")
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)

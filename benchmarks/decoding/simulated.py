@@ -1,7 +1,7 @@
 """Compare every method with the default on a virtual clock, on several curves of T(n).
 
 Real rows and drafts, durations from tables, so the figures are the same on any machine
-(`duodec.bench.beds.virtual`). Rows off the recorded text are computed once for all curves.
+(`duodec_lab.bench.beds.virtual`). Rows off the recorded text are computed once for all curves.
 
     python -m benchmarks simulated --data FOLDER --limit 5 --max-tokens 48
 
@@ -45,13 +45,6 @@ from benchmarks.decoding.entrants import (
 )
 from benchmarks.decoding.kept import KeptRows, Shelf, prompts_key
 from duodec.backends.translation.wrapped import Wrapped
-from duodec.bench.beds import Stage
-from duodec.bench.beds.simulated import SimulatedBed, draft_model, simulated_stage
-from duodec.bench.beds.virtual import PricedModel, StepTable
-from duodec.bench.plan import BenchPlan
-from duodec.bench.recording import Conversation, record
-from duodec.bench.reports.tables import interval_of
-from duodec.bench.tasks import TASKS, Prompt, read_prompts
 from duodec.core.protocols import DraftModel
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import Widths
@@ -59,6 +52,13 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import resolve_pair
 from duodec.methods.registry import method as method_named
 from duodec.models.contents import hash_rest
+from duodec_lab.bench.beds import Stage
+from duodec_lab.bench.beds.simulated import SimulatedBed, draft_model, simulated_stage
+from duodec_lab.bench.beds.virtual import PricedModel, StepTable
+from duodec_lab.bench.plan import BenchPlan
+from duodec_lab.bench.recording import Conversation, record
+from duodec_lab.bench.reports.tables import interval_of
+from duodec_lab.bench.tasks import TASKS, Prompt, read_prompts
 
 _DRAFT_MS = "1:0.93,2:1.31,4:1.8,8:3.1,16:5.8,32:11.4,64:22.1"
 """Of steps on one core of an EPYC (AVX-512): 0.78, 1.11, 1.5, 2.6 ... for the forward pass, and 0.1

@@ -26,9 +26,9 @@ from rich.progress import track
 from benchmarks import Figures
 from benchmarks.serving.servers import llama_cpp, ours
 from benchmarks.serving.serving import Answer, Setting, ask
-from duodec.bench.tasks import TASKS, Prompt, read_prompts
 from duodec.machine.cores import available_cores
 from duodec.models import resolve
+from duodec_lab.bench.tasks import TASKS, Prompt, read_prompts
 
 PLAIN = "ar"
 LLAMA = "llama.cpp"

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import Figures, Refuted, figures_of
-from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.scheduler.completions import Completion
+from duodec_lab.bench.tasks import TASKS, read_prompts
 
 
 @dataclass

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from duodec.backends.paced import TargetAround
-from duodec.bench.beds.replay import ReplayScores
 from duodec.core.protocols import Candidates, Launched, Query, Scores
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw, Tokens
 from duodec.errors import DistributionUnavailable
+from duodec_lab.bench.beds.replay import ReplayScores
 
 
 @dataclass

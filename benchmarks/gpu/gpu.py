@@ -34,8 +34,8 @@ import typer
 from benchmarks.gpu.gpu_forwards import ROWS
 from benchmarks.gpu.gpu_sections import CURVES, WARNINGS, Note, Report, attempt
 from benchmarks.made_models import SHAPES, Shape, shape_named, write_gguf
-from duodec.bench.card import environment
 from duodec.errors import BackendUnavailable, BadOption
+from duodec_lab.bench.card import environment
 
 TEXTS = Path(__file__).with_name("texts.json")  # without a folder, which brings its own
 _CONTEXT = 4608
@@ -305,8 +305,8 @@ def _torch_model(bench: Bench) -> tuple[Any, int]:
 
 
 def _torch_target(model: Any, **options: Any) -> Any:
-    from duodec.backends.torch.forward.network import Network
-    from duodec.backends.torch.target import TorchTarget
+    from duodec_torch.forward.network import Network
+    from duodec_torch.target import TorchTarget
 
     return TorchTarget(
         Network(model, WARNINGS.append),
@@ -333,9 +333,9 @@ def _torch(bench: Bench, note: Note) -> None:
 def _torch_widths(bench: Bench, model: Any, note: Note) -> Any:
     """The widths of passes that a target would choose here; what was measured is noted."""
     from benchmarks.gpu.gpu_llama import note_choice
-    from duodec.backends.torch.width_choice import WIDTHS
     from duodec.backends.widths.choice import TREES, keep, kept, key_of, measured
     from duodec.core.traits import Widths
+    from duodec_torch.width_choice import WIDTHS
 
     key = key_of("benchmarks gpu", bench.card, bench.shape_name)
     choice = kept(key, TREES)

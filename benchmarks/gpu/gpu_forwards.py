@@ -216,8 +216,8 @@ def same_noise(device: str, num_tokens: int = 200_000) -> bool:
     """Whether the device computes NumPy's noise, bit by bit."""
     import torch
 
-    from duodec.backends.torch.sampling.noise import gumbel, halves
     from duodec.core.sampling import noise
+    from duodec_torch.sampling.noise import gumbel, halves
 
     tokens = np.arange(num_tokens)
     on_device = torch.tensor(tokens, device=device)

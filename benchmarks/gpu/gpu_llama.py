@@ -27,10 +27,10 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.width_choice import choice_for
 from duodec.backends.placement import Placement
 from duodec.backends.widths.choice import WidthChoice
-from duodec.bench.recording import Turn
 from duodec.core.protocols import Query, Tokenizer
 from duodec.core.sampling.sampler import Sampler
 from duodec.core.traits import Widths
+from duodec_lab.bench.recording import Turn
 
 _NUM_THREADS = 1  # a GPU needs one, which launches its work
 _TEMPERATURES = (0.0, 0.8)

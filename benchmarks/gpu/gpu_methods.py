@@ -19,9 +19,6 @@ from duodec.backends.drafter.in_turns import DrafterInTurns
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.bench.beds.base import answered, forget, on_cores
-from duodec.bench.recording import Turn, record
-from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates, Drafter, Target, Tokenizer
 from duodec.core.round import Stats
 from duodec.core.sampling.sampler import SamplingParams
@@ -36,6 +33,9 @@ from duodec.machine.cores import available_cores
 from duodec.machine.topology import Topology
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
+from duodec_lab.bench.beds.base import answered, forget, on_cores
+from duodec_lab.bench.recording import Turn, record
+from duodec_lab.bench.tasks import TASKS, read_prompts
 
 DRAFT = "smollm2-draft"  # ships with the package
 TARGET = "smollm2"  # whose texts are recorded

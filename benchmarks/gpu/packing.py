@@ -26,7 +26,8 @@ from duodec.errors import BadOption
 from duodec.native.build import build as build_inner_loops
 
 _MOST_BYTES, _PRESET = 26 << 20, 9
-_PACKAGES = ("diskcache", "psutil")  # of llama.cpp's bindings, and ours; both for any Python 3
+# of llama.cpp's bindings, and ours, for any Python 3; what our satellites in the tree are named by
+_PACKAGES = ("diskcache", "psutil", "duodec-lab", "duodec-torch")
 _COMMON = "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON"
 BUILDS = {
     "avx2": f"{_COMMON} -DGGML_BMI2=ON",
@@ -41,7 +42,7 @@ _BINDINGS = re.compile(
 )
 _CPU = re.compile(r"(?:llama_cpp/)?lib/(libggml-cpu\.so(\.\d+)?)")
 _CUDA = re.compile(r"(?:llama_cpp/)?lib/libggml-cuda\.so\.\d+")
-_KEPT = re.compile(r".*\.(py|so|typed)|.*\.dist-info/METADATA")
+_KEPT = re.compile(r".*\.(py|so|typed)|.*\.dist-info/(METADATA|entry_points\.txt)")
 
 
 def pack_into(folder: Path, llama_cpp: Path | None) -> None:

@@ -41,7 +41,8 @@ def main() -> None:
         site = Path(name) / "site"
         take_variant(Path(name) / "variants", site, variant_for(flags()))
         bring_inner_loops(Path(name) / "inner-loops", tree)
-        places = [str(site), str(tree / "src"), str(tree)]
+        ours = sorted(tree.glob("packages/*/src"))
+        places = [str(site), *map(str, (tree / "src", *ours, tree))]
         sys.path[:1] = places
         given = os.environ.get("PYTHONPATH", "")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*places, given)))

@@ -48,9 +48,9 @@ def reference_rows(path: Path, texts: Sequence[Sequence[int]]) -> Floats:
     """Logits after each token from START on, of the file's weights in float32 as transformers
     computes them: (texts, rows, vocab). Raises BackendUnavailable without torch, and
     ModelUnreadable."""
-    from duodec.backends.torch.checkpoint.blueprint import Blueprint
-    from duodec.backends.torch.checkpoint.weights import read_weights
-    from duodec.backends.torch.library import torch
+    from duodec_torch.checkpoint.blueprint import Blueprint
+    from duodec_torch.checkpoint.weights import read_weights
+    from duodec_torch.library import torch
 
     model = read_weights(Blueprint.of(path, dtype="float32", device="cpu"))
     model.set_attn_implementation("eager")

@@ -27,6 +27,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
+from tests.models.weights import weights
 
 from benchmarks import SCRATCH, Figures, in_process
 from benchmarks.made_models import FOR_CPU, SHAPES, write_gguf
@@ -37,7 +38,6 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from tests.models.weights import weights
 
 WIDTHS = (1, 2, 4, 5, 8, 16, 32)
 PREFILL = 512

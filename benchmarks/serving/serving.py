@@ -31,9 +31,9 @@ import typer
 from benchmarks import Figures, markdown
 from benchmarks.serving.servers import Served, llama_cpp, ours
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.bench.tasks import read_prompts
 from duodec.machine.busy import OtherPrograms
 from duodec.models import resolve
+from duodec_lab.bench.tasks import read_prompts
 
 _CLIENTS = "1,2,4,8,16"
 _TASKS = ("mt_bench", "qa", "math_reasoning", "humaneval")

@@ -31,7 +31,7 @@ import typer
 
 from benchmarks import Figures, markdown
 from benchmarks.vllm.checkpoint import checkpoint
-from duodec.bench.tasks import TASKS, read_prompts
+from duodec_lab.bench.tasks import TASKS, read_prompts
 
 _LONGEST = 3000  # characters of a prompt
 _FEWEST = 7  # prompts

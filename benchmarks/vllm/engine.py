@@ -14,7 +14,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-PROPOSER = "duodec.integrations.vllm.DuoProposer"
+PROPOSER = "duodec_vllm.DuoProposer"
 _SHORTEST = 0.5  # of the longest completion
 
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.curves import CostCurve, interpolated, published
-from duodec.bench.beds.virtual import StepTable
-from duodec.bench.plan import BenchPlan
 from duodec.cli.app import run
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
+from duodec_lab.bench.beds.virtual import StepTable
+from duodec_lab.bench.plan import BenchPlan
 
 
 def ms(curve: CostCurve, *rows: int) -> list[float]:

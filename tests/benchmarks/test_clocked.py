@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from benchmarks.decoding import clocked
 
 REPLAYED = {"qa/1": (10.0, 1.0), "qa/2": (20.0, 1.0), "rag/3": (30.0, 1.0)}

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import ROOT
-
 from benchmarks import made_models
 from benchmarks.gpu import gpu, packing, start
 from benchmarks.gpu.gpu_forwards import LlamaPasses, curve, moved_bits, times, words
 from benchmarks.made_models import MIXES, SHAPES, shape_named, write_gguf
+from fakes import ROOT
+
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.errors import BadOption
@@ -57,7 +57,8 @@ def measured(output: Path, texts: Path, only: str, absent: Sequence[str]) -> dic
         "benchmarks", "gpu", "--device", "cpu", "--output", str(output), "--texts", str(texts),
         "--only", only,
     ]  # fmt: skip
-    places = (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+    ours = map(str, (ROOT / "src", *ROOT.glob("packages/*/src"), ROOT))
+    places = (*ours, os.environ.get("PYTHONPATH", ""))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(absent=absent, argv=argv)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
@@ -105,8 +106,8 @@ def test_formats_are_mixed_as_in_files_of_llama_3(mix: str, gigabytes: float) ->
 def test_a_made_model_of_torch_is_one_that_the_torch_backend_reads(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
     pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
-    from duodec.backends.torch.checkpoint.blueprint import Blueprint
-    from duodec.backends.torch.checkpoint.weights import read_weights
+    from duodec_torch.checkpoint.blueprint import Blueprint
+    from duodec_torch.checkpoint.weights import read_weights
 
     model, num_bytes = gpu._torch_model(gpu.Bench.on("cpu", "tiny", tmp_path, tmp_path))
     made = [dims for name, dims in made_models._tensors(TINY) if name != "token_embd.weight"]

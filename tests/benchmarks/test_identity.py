@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.exactness.identity import Count, compared
 from fakes.decoding import FakeTokenizer
 
-from benchmarks.exactness.identity import Count, compared
 from duodec.core.round import Round, Stats
 from duodec.llm import LLM
 from duodec.scheduler.completions import Completion

@@ -5,26 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes.decoding import FakeTokenizer
-
 from benchmarks.decoding.entrants import ALL, OURS, Runs, best_settings, entrants_of
 from benchmarks.decoding.kept import KeptRows, Shelf
 from benchmarks.decoding.simulated import _bytes_a_second, beds_of, prompts_of
+from fakes.decoding import FakeTokenizer
+
 from duodec.backends.curves import CostCurve
 from duodec.backends.translation.wrapped import Wrapped
-from duodec.bench.beds import Parts
-from duodec.bench.beds.host import HostPrices
-from duodec.bench.beds.latency import LatencyCurve
-from duodec.bench.beds.shapes import Shape
-from duodec.bench.beds.simulated import SimulatedBed
-from duodec.bench.beds.virtual import PricedModel, StepTable
-from duodec.bench.recording import Conversation, record
-from duodec.bench.tasks import Prompt
 from duodec.core.protocols import DraftModel
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import Widths
 from duodec.llm import LLM
 from duodec.testing import TableModel, TableTarget
+from duodec_lab.bench.beds import Parts
+from duodec_lab.bench.beds.host import HostPrices
+from duodec_lab.bench.beds.latency import LatencyCurve
+from duodec_lab.bench.beds.shapes import Shape
+from duodec_lab.bench.beds.simulated import SimulatedBed
+from duodec_lab.bench.beds.virtual import PricedModel, StepTable
+from duodec_lab.bench.recording import Conversation, record
+from duodec_lab.bench.tasks import Prompt
 
 CURVE = CostCurve.parse("1:8,2:10,3:13,4:16")
 STEP_S = 0.5e-3

@@ -10,15 +10,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import benchmarks.__main__ as tool
 import psutil
 import pytest
 import typer
-from fakes import ROOT
-
-import benchmarks.__main__ as tool
 from benchmarks import Figures, Refuted
 from benchmarks.decoding import grid
 from benchmarks.table import EXPERIMENTS, Experiment
+from fakes import ROOT
 
 SERVING = """\
 import sys

@@ -14,17 +14,17 @@ from time import monotonic
 import pytest
 from fakes import TESTS
 
-from duodec.bench import benchmark as benchmark_module
-from duodec.bench.results import Generation, Results
-from duodec.bench.run import Runner
 from duodec.cli import app, interrupts
 from duodec.cli.interrupts import Deadline
+from duodec_lab.bench import benchmark as benchmark_module
+from duodec_lab.bench.results import Generation, Results
+from duodec_lab.bench.run import Runner
 
 # a command that has begun to close what it opened, which takes a minute
 PROGRAM = """
 import os, signal, sys, time
 from duodec.cli import app
-from duodec.lab.commands import report
+from duodec_lab.commands import report
 
 def closing(files, output, json):
     os.write(1, b"begun")

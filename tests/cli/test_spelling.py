@@ -127,14 +127,15 @@ def test_the_librarys_parameters_are_options_in_messages(library: str, shown: st
 def test_no_message_of_the_library_names_an_option() -> None:
     """Whose users have parameters: options are the command line's, and the server's operators'."""
     source = ROOT / "src" / "duodec"
+    torch = ROOT / "packages" / "duodec-torch" / "src"
     flags = {flag for field in fields_of(EngineConfig).values() for flag in field.flags}
     any_flag = "|".join(flag for flag in flags if flag.startswith("--"))
     declarations = ("config.py", "options.py")
-    apart = ("cli", "server", "bench", "distill", "integrations", "lab", "datastores")
+    apart = [source / room for room in ("cli", "server", "datastores")]
     found = [
-        f"{file.relative_to(source)}: {node.value!r}"
-        for file in source.rglob("*.py")
-        if file.relative_to(source).parts[0] not in apart and file.name not in declarations
+        f"{file.relative_to(ROOT)}: {node.value!r}"
+        for file in [*source.rglob("*.py"), *torch.rglob("*.py")]
+        if file.name not in declarations and not any(map(file.is_relative_to, apart))
         for raised in ast.walk(ast.parse(file.read_text("utf-8")))
         if isinstance(raised, ast.Call)
         for node in ast.walk(raised)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from duodec.backends.paced import num_rows
-from duodec.bench.beds.latency import LatencyCurve, PrefillCounter
 from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw
 from duodec.errors import ComputeFailed
+from duodec_lab.bench.beds.latency import LatencyCurve, PrefillCounter
 
 
 @dataclass

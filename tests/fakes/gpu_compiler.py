@@ -21,9 +21,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from duodec.backends.torch.forward import attention, kernels, layer_kernels
-from duodec.backends.torch.sampling.summaries import NUM_COLUMNS
-from duodec.backends.torch.sampling.summary_kernel import fused_summarise
+from duodec_torch.forward import attention, kernels, layer_kernels
+from duodec_torch.sampling.summaries import NUM_COLUMNS
+from duodec_torch.sampling.summary_kernel import fused_summarise
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 FOUND: dict[str, dict[str, Any]] = {}

@@ -17,20 +17,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-import duodec.backends.torch
-from duodec.backends.torch import target
-from duodec.backends.torch.forward import forwards, spreading
-from duodec.backends.torch.forward import network as networks
-from duodec.backends.torch.forward.attention import PerDevice, Rows, TreeWindow
-from duodec.backends.torch.forward.forwards import Forwards
-from duodec.backends.torch.forward.graphs import Queue
-from duodec.backends.torch.forward.network import Network
-from duodec.backends.torch.sampling import draws, penalties
+import duodec_torch
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import Widths
 from duodec.errors import ModelUnreadable
+from duodec_torch import target
+from duodec_torch.forward import forwards, spreading
+from duodec_torch.forward import network as networks
+from duodec_torch.forward.attention import PerDevice, Rows, TreeWindow
+from duodec_torch.forward.forwards import Forwards
+from duodec_torch.forward.graphs import Queue
+from duodec_torch.forward.network import Network
+from duodec_torch.sampling import draws, penalties
 
 torch.utils.rename_privateuse1_backend("toy")
 FIRST, LAST = torch.device("toy:0"), torch.device("toy:1")
@@ -204,8 +204,8 @@ def main() -> None:
     _setup_privateuseone_for_python_backend("toy")
     Network._check_logits = lambda self, expected: None  # type: ignore[method-assign]  # no numbers
     torch.tensor = tensor  # type: ignore[assignment]
-    sys.modules["duodec.backends.torch.forward.layer_kernels"] = Kernels  # type: ignore[assignment]
-    duodec.backends.torch.forward.layer_kernels = Kernels
+    sys.modules["duodec_torch.forward.layer_kernels"] = Kernels  # type: ignore[assignment]
+    duodec_torch.forward.layer_kernels = Kernels
     with FakeTensorMode():
         found = {
             "forward": {

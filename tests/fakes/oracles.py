@@ -29,7 +29,6 @@ from duodec.drafting.continuations import (
 )
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import Speculation, Suffixes
-from duodec.integrations.vllm import speculator
 from duodec.methods import draft_selector
 from duodec.native import ranking
 from duodec.planning import planner
@@ -48,6 +47,7 @@ from duodec.planning.sources import (
     TextSources,
     TreeSource,
 )
+from duodec_vllm import speculator
 
 _MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
 _Places = Sequence[int] | NDArray[np.integer]

@@ -1,7 +1,7 @@
 """Run the evaluation scripts of the paper's release, with a decoder that notes what it is given.
 
 The scripts are read from a clone of github.com/KaiLv69/DuoDecoding, at the commit that
-`duodec.bench.paper` names; nothing of them is in this repository. What they import and this
+`duodec_lab.bench.paper` names; nothing of them is in this repository. What they import and this
 machine may lack (FastChat, llama-cpp-python, models) is replaced by the little that they use.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from duodec.bench import paper
+from duodec_lab.bench import paper
 
 VARIABLE = "DUODEC_RELEASED_SCRIPTS"
 BESIDE = Path(__file__).parents[2].parent / "DuoDecoding"

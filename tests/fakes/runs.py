@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from duodec.bench.results import Generation, Results, RoundTrace
+from duodec_lab.bench.results import Generation, Results, RoundTrace
 
 TASKS = ("qa", "humaneval")
 METHODS = {"ar": 0.0, "ar#2": 0.0, "slow": 0.05, "duo": 0.6}  # acceptance of a draft token

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import transformers
 
-from duodec.backends.torch.forward.fusing import fuse
-from duodec.backends.torch.forward.network import Network
-from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import Widths
+from duodec_torch.forward.fusing import fuse
+from duodec_torch.forward.network import Network
+from duodec_torch.target import MAX_WIDTH, TorchScores, TorchTarget
 
 NUM_VOCAB = 96
 SIZES = {

@@ -37,7 +37,7 @@ def main() -> None:
     if job["is_ours"]:
         options["speculative_config"] = {
             "method": "custom_class",
-            "model": "duodec.integrations.vllm.DuoProposer",
+            "model": "duodec_vllm.DuoProposer",
             "num_speculative_tokens": 4,
         }
     llm = vllm.LLM(

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from duodec.errors import BadOption
-from duodec.integrations.vllm.opening import Host, draft_cores
-from duodec.integrations.vllm.settings import Settings
 from duodec.machine import topology as topology_module
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import Cores, available_cores, keep_to, listed_cores
 from duodec.machine.topology import Topology, memory_nodes
+from duodec_vllm.opening import Host, draft_cores
+from duodec_vllm.settings import Settings
 
 
 class Machine:

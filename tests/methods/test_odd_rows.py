@@ -12,7 +12,6 @@ from fakes.decoding import PROMPT, WITHOUT_HEADS, Letters, decode, known_texts, 
 from fakes.targets import Chains
 
 from duodec.backends.curves import CostCurve
-from duodec.bench.beds.latency import LatencyCurve
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query, Target
 from duodec.core.rows import Row
@@ -21,6 +20,7 @@ from duodec.errors import ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 from duodec.testing import InlineDrafter, TableModel, TableTarget
+from duodec_lab.bench.beds.latency import LatencyCurve
 
 EXACT = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 NUM_TOKENS = 40

@@ -5,9 +5,6 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from benchmarks.decoding.grid import (
     CASES,
     DRAFTS,
@@ -18,6 +15,9 @@ from benchmarks.decoding.grid import (
     scaled,
     speedups,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from duodec.backends.curves import CostCurve, published
 from duodec.core.round import Round
 from duodec.methods.registry import method

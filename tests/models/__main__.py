@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 
+from tests.models.weights import weights
+
 from duodec.errors import DuodecError
 from duodec.models import ALIASES
-from tests.models.weights import weights
 
 if len(sys.argv) != 2 or sys.argv[1] in {"-h", "--help"}:
     sys.exit(f"usage: python -m tests.models NAME, such as {', '.join(ALIASES)}")

@@ -18,6 +18,7 @@ import huggingface_hub
 import pytest
 from fakes.hub import CONTENT, FakeHub, write_gguf
 from huggingface_hub import errors as hub_errors
+from tests.models.weights import MIRRORS, join, weights
 
 from duodec import models
 from duodec.errors import (
@@ -44,7 +45,6 @@ from duodec.models import (
 )
 from duodec.models.downloads.hub import forget
 from duodec.models.resolving import remove
-from tests.models.weights import MIRRORS, join, weights
 
 
 @dataclass

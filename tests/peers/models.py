@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from tests.fakes.tiny_models import finish, vocabulary, write_dense
 
 _THINK, _END, _STOP = 3, 4, 2  # control tokens of the vocabulary, the first two renamed

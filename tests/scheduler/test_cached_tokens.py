@@ -7,9 +7,9 @@ from contextlib import closing
 from random import Random
 
 import pytest
+from benchmarks.made_models import SHAPES, write_gguf
 from fakes.tiny_models import write_hybrid
 
-from benchmarks.made_models import SHAPES, write_gguf
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import target as target_module
 from duodec.backends.llamacpp.target.chains import LlamaChains

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from benchmarks.made_models import SHAPES, write_gguf
+
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.llamacpp.target.target import LlamaTarget

@@ -26,6 +26,7 @@ from fakes.schemas import explosive
 from fakes.server import MODEL, Running, Slowed, engine_on_tables, running, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stress.grammar_shapes import SHAPES, chain
 
 from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
@@ -43,7 +44,6 @@ from duodec.server.http.connections import allow_open_files
 from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
 from duodec.testing import TableTarget
-from stress.grammar_shapes import SHAPES, chain
 
 CHAT, HI = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
 ERROR_FIELDS = {"message", "type", "param", "code"}

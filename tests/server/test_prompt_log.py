@@ -11,9 +11,9 @@ import httpx
 import pytest
 from fakes.server import running
 
-from duodec.distill.prompts.collect import collect
 from duodec.errors import BadOption
 from duodec.server.prompt_log import PromptLog
+from duodec_lab.distill.prompts.collect import collect
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Größe?"}]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.gpu.enforced import EnforcedTarget
 from fakes.decoding import Letters
 from fakes.server import (
     MODEL,
@@ -25,7 +26,6 @@ from fakes.server import (
     until,
 )
 
-from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.core.events import Finished
 from duodec.core.sampling.sampler import Context, SamplingParams
 from duodec.errors import BadOption

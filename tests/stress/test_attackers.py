@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="pip install '.[server,dev]'")
 
-import duodec
 from benchmarks.serving.servers import Served, ours
 from stress import attackers, wire_attacks
 from stress.attackers import ATTACKS, Family, unexpected
+
+import duodec
 
 _SMALL = str(Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf")
 _MAY_HEAR_NOTHING = (

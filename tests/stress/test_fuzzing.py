@@ -10,7 +10,6 @@ from time import sleep
 
 import pytest
 from fakes.tiny_models import write_dense
-
 from stress import fuzzing
 from stress.damaged_gguf import map_of, mutated
 from stress.fuzzing import Stops, ended, keep, kept

@@ -15,13 +15,13 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="pip install '.[server,dev]'")
 
-from fakes.server import engine_on_tables, running
-
 from benchmarks.serving.servers import Served
-from duodec.core.sampling.sampler import SamplingParams
+from fakes.server import engine_on_tables, running
 from stress import soak
 from stress.soak import Line, Session, growth_of_last_half, read, summary, unexplained
 from stress.soak_clients import Case, Part
+
+from duodec.core.sampling.sampler import SamplingParams
 
 
 def sample(rss_mb: float) -> dict[str, float]:

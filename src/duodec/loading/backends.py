@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -120,5 +120,11 @@ def named(name: str) -> Backend:
 
 def name_for(format_: Format) -> str:
     """The backend of models of a format, where nobody names one. Raises BackendUnavailable."""
-    names = (*_OWN, *plugins.names(plugins.BACKENDS), *plugins.missing(plugins.BACKENDS))
-    return next(name for name in names if named(name).format == format_)
+    return next(name for name in _names() if named(name).format == format_)
+
+
+def _names() -> Iterator[str]:
+    """Ours first, without a look at what is installed; those that are missing last."""
+    yield from _OWN
+    yield from plugins.installed(plugins.BACKENDS)
+    yield from plugins.missing(plugins.BACKENDS)

@@ -234,7 +234,7 @@ class EngineConfig(LlamaOptions):
         own = (AUTO, LLAMA_CPP)
         if self.target_backend in own or plugins.is_known(plugins.BACKENDS, self.target_backend):
             return
-        names = ", ".join([*own, *plugins.names(plugins.BACKENDS)])
+        names = ", ".join([*own, *plugins.installed(plugins.BACKENDS)])
         raise BadOption(f"unknown target backend '{self.target_backend}'; choose from: {names}")
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shlex
 import subprocess
 import sys
@@ -24,16 +23,23 @@ def install_command(*packages: str) -> str:
     return f"{python} -m pip install {wanted}"
 
 
-def extra_command(extra: str) -> str:
-    """The same for what one of our extras, such as ``torch``, consists of: duodec itself need not
-    be on an index for that."""
+def needs_command(distribution: str) -> str:
+    """The same for what one of our distributions needs, without duodec's own: those need not be on
+    an index for that."""
     try:
-        listed = requires("duodec") or []
+        listed = requires(distribution) or []
     except PackageNotFoundError:  # it runs from its sources
         listed = []
-    marked = re.compile(rf"extra == ['\"]{extra}['\"]")
-    packages = [one.partition(";")[0].strip() for one in listed if marked.search(one)]
-    return install_command(*(packages or [extra]))
+    needs = (one for one in listed if "extra ==" not in one and not one.startswith("duodec"))
+    packages = [one.partition(";")[0].strip() for one in needs]
+    return install_command(*(packages or [distribution]))
+
+
+def satellite_command(distribution: str) -> str:
+    """The command that installs one of our other distributions: that of this checkout, if it is
+    one."""
+    place = Path(__file__).resolve().parents[3] / "packages" / distribution
+    return install_command(str(place) if place.is_dir() else distribution)
 
 
 class PipMissing(Exception):

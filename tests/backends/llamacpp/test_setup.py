@@ -293,8 +293,8 @@ def test_the_reference_is_that_of_the_draft_that_we_ship() -> None:
     """Another draft needs another one: these numbers, rounded."""
     torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
     pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
-    from duodec.distill.source import SourceFile
-    from duodec.distill.training.student import open_student
+    from duodec_lab.distill.source import SourceFile
+    from duodec_lab.distill.training.student import open_student
 
     source = SourceFile(resolve("smollm2-draft").path)
     model = open_student(source, tuple(range(source.num_layers)), "cpu").eval()
@@ -450,7 +450,7 @@ def test_the_package_tells_what_an_index_shows() -> None:
 
 
 def test_a_report_is_written_without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    from duodec.bench import card
+    from duodec_lab.bench import card
 
     def version(name: str) -> str:
         raise card.PackageNotFoundError(name)
@@ -473,6 +473,6 @@ def test_the_card_names_the_gpu(
     fake.write_text(program)
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    from duodec.bench import card
+    from duodec_lab.bench import card
 
     assert card.environment()["gpu"] == wanted

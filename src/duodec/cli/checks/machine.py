@@ -84,7 +84,7 @@ def check_kernels(model: LlamaModel) -> Check:
 def check_backends(used: str, *, has_gpu: bool) -> list[Check]:
     """Check what else computes targets, as far as it has anything to say."""
     found: list[Check] = []
-    for name in plugins.names(plugins.BACKENDS):
+    for name in plugins.installed(plugins.BACKENDS):
         try:
             if state := backends.named(name).state(is_used=name == used, has_gpu=has_gpu):
                 verdict, words, remedy = state

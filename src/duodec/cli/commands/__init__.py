@@ -62,7 +62,7 @@ class Commands(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         yield from self._own
         before = self._full("")
-        for full in plugins.names(plugins.COMMANDS):
+        for full in plugins.installed(plugins.COMMANDS):
             name = full.removeprefix(before)
             if full.startswith(before) and "." not in name and name not in self._own:
                 yield name
