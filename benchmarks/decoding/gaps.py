@@ -12,6 +12,7 @@ second. `benchmarks.decoding.gaps_of_tree` says how a gap is taken.
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from statistics import median
@@ -74,7 +75,8 @@ def main(
 def _measured(tree: Path, arguments: list[str]) -> Found:
     """The figures of a tree, in a process of its own."""
     program = tree / "benchmarks" / "decoding" / "gaps_of_tree.py"  # the tree's own
-    figures: Found = in_process(str(program), *arguments, PYTHONPATH=str(tree / "src"))
+    places = os.pathsep.join(map(str, [tree / "src", *tree.glob("packages/*/src")]))
+    figures: Found = in_process(str(program), *arguments, PYTHONPATH=places)
     return figures
 
 
