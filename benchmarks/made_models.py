@@ -19,6 +19,24 @@ from duodec.errors import BadOption
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """The layers of a Qwen3.5-like model that keep a state and no cache: all but each fourth."""
+
+    num_key_heads: int
+    num_value_heads: int
+    head: int
+    convolution: int = 4  # tokens
+
+    @property
+    def keys(self) -> int:
+        return self.num_key_heads * self.head
+
+    @property
+    def values(self) -> int:
+        return self.num_value_heads * self.head
+
+
+@dataclass(frozen=True)
 class Shape:
     """The sizes that a Llama-like model's cost depends on."""
 
@@ -30,6 +48,7 @@ class Shape:
     num_vocab: int
     num_experts: int = 0  # feed-forward parts of ``inner`` each
     num_used: int = 0  # of them, by a token
+    recurrent: Recurrent | None = None
 
     @property
     def head(self) -> int:
@@ -46,6 +65,7 @@ FOR_CPU: Mapping[str, Shape] = {  # whose kernels are measured with them
     "dense": Shape(8, 2048, 32, 8, 8192, 32000),
     "experts": Shape(8, 1024, 16, 4, 1024, 32000, num_experts=16, num_used=2),
     # many of which few are used, as in models of 30 thousand million weights
+    "hybrid": Shape(8, 1024, 8, 2, 3584, 32000, recurrent=Recurrent(16, 16, 128)),
     "fine-experts": Shape(4, 2048, 32, 4, 768, 32000, num_experts=128, num_used=8),
 }
 
@@ -90,12 +110,13 @@ MIXES = {
     "IQ2_XS": 20, "IQ2_S": 29, "IQ3_XXS": 23, "IQ3_S": 26, "TQ1_0": 36, "TQ2_0": 37,
 }  # fmt: skip
 _ALIGNMENT = 32
+_GATED_HEAD = 256  # of Qwen3.5's layers of attention
 _BLOCKS = 1 << 17  # that repeat
 
 
 def write_gguf(path: Path, shape: Shape, mix: str) -> Path:
-    """A file in Llama's architecture, or Granite's for experts, without a vocabulary. Raises
-    BadOption for an unknown mix, and OSError."""
+    """A file in Llama's architecture, Granite's for experts, or Qwen3.5's where layers are
+    recurrent, without a vocabulary. Raises BadOption for an unknown mix, and OSError."""
     if mix not in MIXES:
         raise BadOption(f"models are not made in {mix}; choose from: {', '.join(MIXES)}")
     partial = path.with_suffix(".partial")
@@ -111,13 +132,12 @@ def write_gguf(path: Path, shape: Shape, mix: str) -> Path:
             file.write(struct.pack(f"<{len(dims)}QIQ", *reversed(dims), kind.type, offset))
             offset = _aligned(offset + _size(dims, kind))
         _pad(file)
-        made: dict[tuple[int, bool], memoryview] = {}
-        for _, dims, kind in tensors:
-            is_norm = len(dims) == 1
-            if (kind.type, is_norm) not in made:
-                blocks = _blocks(kind, is_norm=is_norm)
-                made[kind.type, is_norm] = memoryview(blocks.tobytes())
-            _repeat(file, made[kind.type, is_norm], _size(dims, kind))
+        made: dict[tuple[int, float | None], memoryview] = {}
+        for name, dims, kind in tensors:
+            always = None if len(dims) > 1 else -1.0 if name.endswith("ssm_a") else 1.0
+            if (kind.type, always) not in made:
+                made[kind.type, always] = memoryview(_blocks(kind, always).tobytes())
+            _repeat(file, made[kind.type, always], _size(dims, kind))
             _pad(file)
     return partial.replace(path)
 
@@ -126,28 +146,49 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names of GGUF, and rows by columns."""
     yield "token_embd.weight", (shape.num_vocab, shape.width)
     for i in range(shape.num_layers):
-        keys = shape.num_kv_heads * shape.head
         for name, *dims in (
-            ("attn_norm", shape.width),
-            ("attn_q", shape.width, shape.width),
-            ("attn_k", keys, shape.width),
-            ("attn_v", keys, shape.width),
-            ("attn_output", shape.width, shape.width),
-            ("ffn_norm", shape.width),
+            ("attn_norm.weight", shape.width),
+            *_mixing(shape, i),
+            ("post_attention_norm.weight" if shape.recurrent else "ffn_norm.weight", shape.width),
             *_feed_forward(shape),
         ):
-            yield f"blk.{i}.{name}.weight", tuple(dims)
+            yield f"blk.{i}.{name}", tuple(dims)
     yield "output_norm.weight", (shape.width,)
     yield "output.weight", (shape.num_vocab, shape.width)
+
+
+def _mixing(shape: Shape, layer: int) -> Iterator[tuple[Any, ...]]:
+    """What mixes tokens: attention, or a state."""
+    kind, width = shape.recurrent, shape.width
+    if kind and (layer + 1) % 4:
+        yield "attn_qkv.weight", 2 * kind.keys + kind.values, width
+        yield "attn_gate.weight", kind.values, width
+        yield "ssm_conv1d.weight", 2 * kind.keys + kind.values, kind.convolution
+        yield "ssm_dt.bias", kind.num_value_heads
+        yield "ssm_a", kind.num_value_heads
+        yield "ssm_beta.weight", kind.num_value_heads, width
+        yield "ssm_alpha.weight", kind.num_value_heads, width
+        yield "ssm_norm.weight", kind.head
+        yield "ssm_out.weight", width, kind.values
+        return
+    head = _GATED_HEAD if kind else shape.head
+    queries, keys = head * shape.num_heads, head * shape.num_kv_heads
+    yield "attn_q.weight", queries * 2 if kind else queries, width  # and a gate of each
+    yield "attn_k.weight", keys, width
+    yield "attn_v.weight", keys, width
+    yield "attn_output.weight", width, queries
+    if kind:
+        yield "attn_q_norm.weight", head
+        yield "attn_k_norm.weight", head
 
 
 def _feed_forward(shape: Shape) -> Iterator[tuple[Any, ...]]:
     """Names, and rows by columns, of experts each."""
     experts: tuple[int, ...] = ()
-    ending = ""
+    ending = ".weight"
     if shape.num_experts:
-        experts, ending = (shape.num_experts,), "_exps"
-        yield "ffn_gate_inp", shape.num_experts, shape.width
+        experts, ending = (shape.num_experts,), "_exps.weight"
+        yield "ffn_gate_inp.weight", shape.num_experts, shape.width
     yield f"ffn_gate{ending}", *experts, shape.inner, shape.width
     yield f"ffn_up{ending}", *experts, shape.inner, shape.width
     yield f"ffn_down{ending}", *experts, shape.width, shape.inner
@@ -155,7 +196,7 @@ def _feed_forward(shape: Shape) -> Iterator[tuple[Any, ...]]:
 
 def _format_of(name: str, shape: Shape, mix: str) -> Format:
     """As `llama-quantize` chooses it."""
-    if "norm" in name or "ffn_gate_inp" in name:
+    if any(part in name for part in ("norm", "ffn_gate_inp", "ssm_a", "ssm_dt", "ssm_conv1d")):
         return FORMATS["F32"]
     if mix != "Q4_K_M":
         return FORMATS[mix]
@@ -177,6 +218,15 @@ def _facts(shape: Shape, mix: str, name: str) -> dict[str, Any]:
             "expert_count": shape.num_experts, "expert_used_count": shape.num_used,
             "embedding_scale": 50.0, "residual_scale": 1.0, "logit_scale": 1.0,
             "attention.scale": shape.head**-0.5,
+        }  # fmt: skip
+    if kind := shape.recurrent:
+        architecture = "qwen35"
+        more = {
+            "attention.key_length": _GATED_HEAD, "attention.value_length": _GATED_HEAD,
+            "full_attention_interval": 4, "rope.dimension_count": 64, "rope.freq_base": 1e6,
+            "rope.dimension_sections": (11, 11, 10, 0), "ssm.conv_kernel": kind.convolution,
+            "ssm.inner_size": kind.values, "ssm.state_size": kind.head,
+            "ssm.time_step_rank": kind.num_value_heads, "ssm.group_count": kind.num_key_heads,
         }  # fmt: skip
     sizes = {
         "context_length": 8192,
@@ -200,11 +250,11 @@ def _facts(shape: Shape, mix: str, name: str) -> dict[str, Any]:
     }
 
 
-def _blocks(kind: Format, *, is_norm: bool = False) -> np.ndarray[Any, Any]:
-    """Random blocks of a format; of norms, ones."""
+def _blocks(kind: Format, always: float | None) -> np.ndarray[Any, Any]:
+    """Random blocks of a format, or one number of norms (1) and of decays (-1)."""
     rng = np.random.default_rng(0)
-    if is_norm:
-        return np.ones(_BLOCKS, np.float32)
+    if always is not None:
+        return np.full(_BLOCKS, always, np.float32)
     if kind is FORMATS["F32"]:
         return rng.standard_normal(_BLOCKS, dtype=np.float32) * np.float32(0.02)
     if kind is FORMATS["BF16"]:
@@ -237,7 +287,9 @@ def _text(words: str) -> bytes:
     return struct.pack("<Q", len(words.encode())) + words.encode()
 
 
-def _value(value: str | int | float) -> bytes:
+def _value(value: str | int | float | tuple[int, ...]) -> bytes:
+    if isinstance(value, tuple):
+        return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _text(value)
     if isinstance(value, float):

@@ -31,6 +31,8 @@ _VERSIONS = {
     "CHANGELOG.md": r"(?ms)\A.*?^## (\d\S*)",  # the first
 }
 _IN_PROJECT = r'(?m)(?:^version = "|"duodec-?\w*==)(.+?)"'  # its own, and what it needs of ours
+# hatchling is in this environment
+_BUILD = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST))
 _NO_COMPILER = "/nowhere/c++"
 _USES_INNER_LOOPS = "from duodec.native.library import library; library()"
 
@@ -135,8 +137,7 @@ def check_bundled(folder: Path, version: str) -> None:
 
 
 def _build(bundle: Path | None = None) -> None:
-    command = (sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
-    _run(*command, DUODEC_BUNDLE=str(bundle or ""))
+    _run(*_BUILD, str(ROOT), DUODEC_BUNDLE=str(bundle or ""))
 
 
 def _made() -> Path:
@@ -148,7 +149,7 @@ def check_packages(folder: Path) -> None:
     """Built and installed beside the engine, without what they need: their commands join."""
     programs = folder / "venv" / "bin"
     for package in PACKAGES:
-        _run(sys.executable, "-m", "build", "--outdir", str(DIST), str(package))
+        _run(*_BUILD, str(package))
         (wheel,) = DIST.glob(f"{package.name.replace('-', '_')}-*.whl")
         check_files(wheel, f"packages/{package.name}/src")
         _run(str(programs / "pip"), "install", "--quiet", "--no-deps", str(wheel))

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp import load as loading
 from duodec.loading.config import EngineConfig
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not built: make setup")
@@ -32,6 +34,7 @@ assert llm.generate("The capital of France", params)[0].tokens == before
 LARGE_PAGES = """\
 import sys
 from pathlib import Path
+from typing import Any
 from duodec.backends.llamacpp.model import LlamaModel
 
 def large_page_bytes():
@@ -55,6 +58,7 @@ model.close()
 GROWING = """\
 import re, sys
 from pathlib import Path
+from typing import Any
 from duodec import LLM, SamplingParams
 
 def taken():
@@ -112,3 +116,44 @@ def test_packed_weights_lie_in_large_pages() -> None:
     assert done.returncode == 0, done.stderr
     before, after = (int(size) for size in done.stdout.split())
     assert after - before > 0.8 * DRAFT.stat().st_size
+
+
+class Reached(Exception):
+    """That weights would be read now, packed or not."""
+
+
+def test_weights_that_do_not_fit_when_packed_stay_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any, packs: bool, **__: Any) -> None:
+        raise Reached(packs)
+
+    def packs(free_bytes: int) -> bool:
+        monkeypatch.setattr(loading, "available_bytes", lambda: free_bytes)
+        config = EngineConfig(str(DRAFT), context=64, device="cpu")
+        with pytest.raises(Reached) as found:
+            loading.load(DRAFT, config, told.append)
+        return bool(found.value.args[0])
+
+    told: list[str] = []
+    monkeypatch.setattr(loading, "LlamaModel", read)
+    monkeypatch.setattr(library, "packed_size", lambda lib, type_: 1.0)
+    assert packs(36 << 20)
+    assert not told
+    monkeypatch.setattr(library, "packed_size", lambda lib, type_: 1.5)
+    assert not packs(36 << 20)
+    assert told == [
+        "0.0 GB of weights stay mapped from their file, as memory is short: they are computed by "
+        "slower kernels than a packed copy would be"
+    ]
+    assert packs(72 << 20)
+
+
+@pytest.mark.parametrize(
+    ("type_", "size"),
+    [(0, 1), (2, 1), (12, 1.01), (19, 1.16), (16, 1.12), (34, 1.22), (1000, 0)],
+    ids=["F32", "Q4_0", "Q4_K", "IQ1_S", "IQ2_XXS", "TQ1_0", "none"],
+)
+def test_formats_of_few_bits_take_more_when_packed(type_: int, size: float) -> None:
+    lib = library.load()
+    if not library.kernels(lib):
+        pytest.skip("this build of llama.cpp has no kernels of ours")
+    assert library.packed_size(lib, type_) == pytest.approx(size, abs=0.01)

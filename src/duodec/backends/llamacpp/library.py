@@ -51,11 +51,17 @@ def kernels(library: Any) -> str:
 
 def packs(library: Any, type_: int) -> bool:
     """Whether our kernels compute weights of a type of ggml."""
+    return packed_size(library, type_) > 0
+
+
+def packed_size(library: Any, type_: int) -> float:
+    """The bytes that our kernels keep for each byte of weights of a type of ggml; 0 where they do
+    not compute it."""
     if not kernels(library):
-        return False
-    function = library._lib.duodec_packs
-    function.restype, function.argtypes = ctypes.c_bool, (ctypes.c_int,)
-    return bool(function(type_))
+        return 0.0
+    function = library._lib.duodec_packed_size
+    function.restype, function.argtypes = ctypes.c_double, (ctypes.c_int,)
+    return float(function(type_))
 
 
 @cache

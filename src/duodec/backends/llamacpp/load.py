@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from duodec.backends.llamacpp import devices
+from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
 from duodec.backends.llamacpp.gguf import overrides
 from duodec.backends.llamacpp.gguf.header import Header
@@ -183,6 +183,7 @@ def _holds_packed(
     stay in the mapped file, which comes into memory as it is read."""
     is_on_gpu = layers != 0 and can_offload()
     weights = header.num_bytes - (footprint.weight_bytes if is_on_gpu else 0)
+    weights = int(weights * _packed_bytes(header) / header.num_bytes)
     caches = 0 if is_on_gpu else footprint.least_bytes(config.context)
     free = available_bytes() - taken_bytes
     if weights + caches <= free:
@@ -192,6 +193,14 @@ def _holds_packed(
         "are computed by slower kernels than a packed copy would be"
     )
     return False
+
+
+def _packed_bytes(header: Header) -> float:
+    """Of all weights, packed where our kernels compute them: formats of few bits take more then."""
+    lib = load_llama()
+    sizes = {type_: library.packed_size(lib, type_) or 1.0 for type_ in set(header.types.values())}
+    types = header.types
+    return sum(size * sizes.get(types.get(name, -1), 1.0) for name, size in header.tensors.items())
 
 
 def _where(model: LlamaModel, num_layers: int) -> str:

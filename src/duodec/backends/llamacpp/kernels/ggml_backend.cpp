@@ -479,8 +479,13 @@ const bool is_registered = [] {
 // The instruction set that weights are packed for; an empty text where llama.cpp's own kernels compute.
 DUODEC_EXPORT const char * duodec_kernels(void) { return is_registered ? duodec::Lanes::NAME : ""; }
 
-// Whether weights of a type of ggml are packed.
-DUODEC_EXPORT bool duodec_packs(int type) { return kernel_of(type) != nullptr; }
+// The bytes that weights of a type of ggml take when they are packed, for each byte in the file; 0: they are not packed.
+DUODEC_EXPORT double duodec_packed_size(int type) {
+    const Kernel * kernel = kernel_of(type);
+    if (!kernel) return 0;
+    constexpr int64_t ROWS = 1 << 20, COLUMNS = 256;  // whole blocks of every format; space between streams does not count
+    return (double)kernel->matrix_bytes(ROWS, COLUMNS) / (double)(ROWS * COLUMNS / kernel->columns * kernel->block_bytes);
+}
 
 // The name of an operation on the CPU that is not computed by our kernels, a space, and the name of the first tensor that it
 // reads, until the next call; null for other operations, and where nothing is computed.
