@@ -141,8 +141,10 @@ def test_weights_that_do_not_fit_when_packed_stay_mapped(monkeypatch: pytest.Mon
     monkeypatch.setattr(library, "packed_size", lambda lib, type_: 1.5)
     assert not packs(36 << 20)
     assert told == [
-        "0.0 GB of weights stay mapped from their file, as memory is short: they are computed by "
-        "slower kernels than a packed copy would be"
+        (
+            "0.0 GB of weights stay mapped from their file, as memory is short: they are computed by "
+            "slower kernels than a packed copy would be"
+        )
     ]
     assert packs(72 << 20)
 
