@@ -31,6 +31,9 @@ class Case:
     mask: Halves
     are_bfloats: tuple[bool, bool] = (False, False)
     num_threads: int = 1
+    cap: float = 0.0
+    most_bias: float = 0.0
+    sinks: Floats | None = None  # (query heads,)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -40,8 +43,11 @@ class Case:
         streams, rows, heads, size = self.queries.shape
         _, cells, cached, value_size = self.values.shape
         numbers = [rows, streams, heads, cached, cells, size, value_size]
-        head = np.array([*numbers, *self.are_bfloats, self.num_threads], np.int64)
-        arrays = (head, self.queries, self.keys, self.values, self.mask)
+        has_sinks = self.sinks is not None
+        head = np.array([*numbers, *self.are_bfloats, self.num_threads, has_sinks], np.int64)
+        bends = np.array([self.cap, self.most_bias], np.float32)
+        sinks = np.empty(0, np.float32) if self.sinks is None else self.sinks
+        arrays = (head, bends, sinks, self.queries, self.keys, self.values, self.mask)
         return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
 
     def row(self, stream: int, row: int) -> Case:
@@ -49,7 +55,18 @@ class Case:
         sees = self.mask[stream, row] != HIDDEN
         caches = (cache[stream : stream + 1, sees] for cache in (self.keys, self.values))
         queries = self.queries[stream : stream + 1, row : row + 1]
-        return Case(queries, *caches, self.mask[None, None, stream, row, sees], self.are_bfloats)
+        keys, values = caches
+        mask = self.mask[None, None, stream, row, sees]
+        return replace(self, queries=queries, keys=keys, values=values, mask=mask, num_threads=1)
+
+    @property
+    def slopes(self) -> npt.NDArray[np.float64]:
+        """Of ALiBi, by query head."""
+        num = self.queries.shape[2]
+        power = 1 << (num.bit_length() - 1)
+        halves = 2 ** (-self.most_bias / 2 / power)
+        first = (halves**2) ** np.arange(1, power + 1)
+        return np.concatenate([first, halves ** np.arange(1, 2 * (num - power), 2)])
 
 
 @dataclass(frozen=True)
@@ -133,10 +150,15 @@ def expected(case: Case) -> npt.NDArray[np.float64]:
         for cache, is_bfloat in zip((case.keys, case.values), case.are_bfloats, strict=True)
     )
     scores = np.einsum("srhd,schd->srhc", case.queries.astype(np.float64), keys)
-    scores = scores / np.sqrt(keys.shape[3]) + case.mask[:, :, None].astype(np.float64)
+    scores = scores / np.sqrt(keys.shape[3])
+    if case.cap:
+        scores = case.cap * np.tanh(scores / case.cap)
+    scores += case.mask[:, :, None].astype(np.float64) * case.slopes[None, None, :, None]
     most = scores.max(axis=3, keepdims=True, initial=-1e30)
     weights = np.exp(scores - most)
     total = weights.sum(axis=3, keepdims=True)
+    if case.sinks is not None:
+        total += np.exp(case.sinks[None, None, :, None] - most)
     return np.einsum("srhc,schd->srhd", weights / np.where(total == 0, 1, total), values)
 
 
@@ -176,6 +198,35 @@ def test_what_is_found_is_the_mean_of_the_values(name: str, compiled: Callable[.
             np.abs(found - wanted).max()
             < 4e-6 * np.abs(doubles(case.values, case.are_bfloats[1])).max()
         )
+
+
+def bent_cases(rng: np.random.Generator) -> list[Case]:
+    """As of models that bend scores: soft caps, ALiBi, sinks, and all of them."""
+    cases = []
+    for bends in ({"cap": 5.0}, {"cap": 0.5}, {"most_bias": 8.0}, {"sinks": True},
+                  {"cap": 5.0, "most_bias": 8.0, "sinks": True}):  # fmt: skip
+        for heads, threads, sees in (((6, 2), 1, drafts(rng, 7, 90)), ((12, 2), 3, chain(9, 70))):
+            case = case_of(rng, sees, heads, num_threads=threads)
+            sinks = 4 * rng.standard_normal(heads[0]).astype(
+                np.float32
+            )  # below the most, and above
+            cases.append(
+                replace(case, **{**bends, **({"sinks": sinks} if "sinks" in bends else {})})
+            )
+    return cases
+
+
+@each_set
+def test_scores_are_bent_as_the_model_says(name: str, compiled: Callable[..., Probe]) -> None:
+    cases = bent_cases(np.random.default_rng(7))
+    for case, found in zip(cases, compiled(name).find(*cases), strict=True):
+        wanted = expected(case)
+        assert np.abs(found - wanted).max() < 1e-5
+        assert (
+            np.abs(expected(replace(case, cap=0.0, most_bias=0.0, sinks=None)) - wanted).max()
+            > 1e-3
+        )
+    assert_each_row_is_as_alone(compiled(name), *cases)
 
 
 @each_set
@@ -239,7 +290,7 @@ def test_nothing_undefined_is_done(name: str, compiled: Callable[..., Probe]) ->
         for cells in (1, 31, 32, 33, 64, 100)
         for heads, threads in ((1, 1), (4, 2), (5, 3))
     ]
-    cases.append(case_of(rng, np.zeros((3, 16), bool)))
+    cases += [case_of(rng, np.zeros((3, 16), bool)), *bent_cases(rng)]
     probe = compiled(name, "-O1", *SANITIZERS)
     for one, other in zip(probe.find(*cases), compiled(name).find(*cases), strict=True):
         assert np.array_equal(one.view(np.uint32), other.view(np.uint32))

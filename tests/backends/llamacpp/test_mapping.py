@@ -140,12 +140,8 @@ def test_weights_that_do_not_fit_when_packed_stay_mapped(monkeypatch: pytest.Mon
     assert not told
     monkeypatch.setattr(library, "packed_size", lambda lib, type_: 1.5)
     assert not packs(36 << 20)
-    assert told == [
-        (
-            "0.0 GB of weights stay mapped from their file, as memory is short: they are computed by "
-            "slower kernels than a packed copy would be"
-        )
-    ]
+    (line,) = told
+    assert line.startswith("0.0 GB of weights stay mapped from their file, as memory is short")
     assert packs(72 << 20)
 
 

@@ -32,6 +32,14 @@ struct Sight {
     const float * added;    // to their scores; minus infinity up to the padded number
 };
 
+// What a head makes of the products of its queries and keys.
+struct Scoring {
+    float scale;
+    float cap;    // between minus and plus which `scale` times a product is bent; 0: it is not
+    float slope;  // times which the mask is added: of ALiBi, otherwise 1
+    float sink;   // the score of a cell that every row sees, whose value is zero; minus infinity: there is none
+};
+
 // exp(x) of numbers that are at most 0, to within 2 units in the last place; 0 below -87.
 inline Lanes::Real exponential(Lanes::Real x) {
     using L = Lanes;
@@ -41,6 +49,12 @@ inline Lanes::Real exponential(Lanes::Real x) {
     L::Real y = L::splat(1.3888889e-3f);
     for (float factor : {8.3333333e-3f, 4.1666667e-2f, 1.6666667e-1f, 0.5f, 1.0f, 1.0f}) y = L::add_product(L::splat(factor), y, r);
     return L::where_greater(x, least, L::mul(y, L::power_of_two(n)));
+}
+
+inline Lanes::Real hyperbolic_tangent(Lanes::Real x) {
+    using L = Lanes;
+    const L::Real one = L::splat(1.0f), e = exponential(L::mul(L::magnitude(x), L::splat(-2.0f)));
+    return L::with_sign(L::ratio(L::less(one, e), L::sum(one, e)), x);
 }
 
 template <bool IS_BFLOAT> inline Lanes::Real short_numbers(const uint16_t * p) {
@@ -58,7 +72,7 @@ inline void fetch(const char * cell, int64_t num_bytes) {
 // Scores of up to ROWS cells, the first of which is a row's cell `first`. `later` are as many cells that follow soon.
 template <int Q, int OF, int G, bool IS_BFLOAT>
 inline void score(const float * queries, const char * keys, int64_t stride, int64_t size, const int32_t * cells, const int32_t * later, int count,
-                  float scale, const Sight * sights, int64_t first, float * scores, Lanes::Real * most) {
+                  const Scoring * scorings, const Sight * sights, int64_t first, float * scores, Lanes::Real * most) {
     using L = Lanes;
     constexpr int ROWS = L::ROWS;
     L::Real parts[Q][ROWS];
@@ -76,7 +90,11 @@ inline void score(const float * queries, const char * keys, int64_t stride, int6
     }
     for (int i = count; i < ROWS; i++) for (int q = 0; q < Q; q++) parts[q][i] = L::zero();
     for (int q = 0; q < Q; q++) {
-        const L::Real found = L::add_product(L::from_float(sights[q / G].added + first), L::sums(parts[q]), L::splat(scale));
+        const Scoring & scoring = scorings[q];
+        const L::Real added = L::mul(L::from_float(sights[q / G].added + first), L::splat(scoring.slope));
+        L::Real found = L::sums(parts[q]);
+        if (scoring.cap != 0) found = L::add_product(added, hyperbolic_tangent(L::mul(found, L::splat(scoring.scale / scoring.cap))), L::splat(scoring.cap));
+        else found = L::add_product(added, found, L::splat(scoring.scale));
         L::store(scores + first * OF + q * ROWS, found);
         most[q] = L::greater(most[q], found);
     }
@@ -106,7 +124,7 @@ constexpr int deep(int queries) { return 4 * queries <= Lanes::SUMS ? 4 : 2 * qu
 // first `alike` cells, a multiple of that, are the same for all rows; `work` has room for the queries and their padded cells.
 template <int R, int G, bool KEYS_BFLOAT, bool VALUES_BFLOAT>
 void attend(const float * const * queries, const char * keys, int64_t key_stride, int64_t key_size, const char * values, int64_t value_stride,
-            int64_t value_size, float scale, const Sight * sights, int64_t alike, float * work, float * const * out) {
+            int64_t value_size, const Scoring * scorings, const Sight * sights, int64_t alike, float * work, float * const * out) {
     using L = Lanes;
     constexpr int ROWS = L::ROWS, Q = R * G;
     const int64_t shared = R > 1 ? alike : 0;
@@ -117,15 +135,16 @@ void attend(const float * const * queries, const char * keys, int64_t key_stride
     L::Real most[Q];
     for (int q = 0; q < Q; q++) most[q] = L::splat(-std::numeric_limits<float>::infinity());
     for (int64_t c = 0; c < shared; c += ROWS)
-        score<Q, Q, G, KEYS_BFLOAT>(work, keys, key_stride, key_size, sights[0].cells + c, later(c, sights[0]), ROWS, scale, sights, c, scores, most);
+        score<Q, Q, G, KEYS_BFLOAT>(work, keys, key_stride, key_size, sights[0].cells + c, later(c, sights[0]), ROWS, scorings, sights, c, scores, most);
     for (int r = 0; r < R; r++)
         for (int64_t c = shared; c < sights[r].num_cells; c += ROWS)
             score<G, Q, G, KEYS_BFLOAT>(work + r * G * ROWS, keys, key_stride, key_size, sights[r].cells + c, later(c, sights[r]), count_from(c, sights[r]),
-                                        scale, sights + r, c, scores + r * G * ROWS, most + r * G);
+                                        scorings + r * G, sights + r, c, scores + r * G * ROWS, most + r * G);
     float shares[Q];  // of each cell's value: 1 / the sum of all weights
     for (int q = 0; q < Q; q++) {
         const int64_t num = sights[q / G].num_cells, length = padded(num);
-        const L::Real top = L::splat(L::greatest(most[q]));
+        const float sink = scorings[q].sink, found_most = L::greatest(most[q]);
+        const L::Real top = L::splat(found_most < sink ? sink : found_most);  // a NaN stays one
         L::Real total = L::zero();
         for (float * own = scores + q * ROWS, * end = own + length * Q; own < end; own += Q * ROWS) {
             const L::Real weight = exponential(L::less(L::from_float(own), top));
@@ -135,6 +154,10 @@ void attend(const float * const * queries, const char * keys, int64_t key_stride
         float lanes[ROWS], sum = 0;
         L::store(lanes, total);
         for (float x : lanes) sum += x;
+        if (sink > -std::numeric_limits<float>::infinity()) {
+            L::store(lanes, exponential(L::less(L::splat(sink), top)));
+            sum += lanes[0];
+        }
         shares[q] = num ? 1.0f / sum : 0.0f;
     }
     for (int64_t d = 0; d < value_size;) {
@@ -162,7 +185,7 @@ void attend(const float * const * queries, const char * keys, int64_t key_stride
     }
 }
 
-using Attend = void (*)(const float * const *, const char *, int64_t, int64_t, const char *, int64_t, int64_t, float, const Sight *, int64_t, float *, float * const *);
+using Attend = void (*)(const float * const *, const char *, int64_t, int64_t, const char *, int64_t, int64_t, const Scoring *, const Sight *, int64_t, float *, float * const *);
 
 // The function for 1, 2 or 4 rows, 1 to HEADS query heads, and keys and values in bfloat16 or in half precision.
 inline Attend attend_of(int rows, int heads, bool keys_bfloat, bool values_bfloat) {
@@ -193,7 +216,20 @@ struct Attention {  // strides are in bytes
     int64_t mask_token, mask_stream, num_masks;
     char * out;
     int64_t out_token, out_head, out_stream;
+    float cap = 0;        // as of `Scoring`
+    float most_bias = 0;  // of ALiBi, from which the heads' slopes follow; 0: it is not used
+    const float * sinks = nullptr;  // a number a head; none: a null pointer
 
+    Scoring scoring(int64_t head) const {
+        float slope = 1;
+        if (most_bias > 0) {
+            int64_t power = 1;  // the largest power of two that is at most the number of heads
+            while (2 * power <= num_heads) power *= 2;
+            slope = head < power ? std::pow(2.0f, -most_bias * (float)(head + 1) / (float)power)
+                                 : std::pow(2.0f, -most_bias / 2 * (float)(2 * (head - power) + 1) / (float)power);
+        }
+        return {scale, cap, slope, sinks ? sinks[head] : -std::numeric_limits<float>::infinity()};
+    }
     int64_t padded_cells() const { return padded(num_cells) + Lanes::ROWS; }
     int64_t rows() const { return std::min<int64_t>(TOKENS, num_tokens); }  // that are looked at together
     // Of memory that a thread needs.
@@ -286,14 +322,16 @@ inline void compute_attention(const Attention & a, int64_t thread, int64_t num_t
         const int64_t alike = sights.alike(row, rows);
         const float * queries[TOKENS * HEADS];
         float * out[TOKENS * HEADS];
+        Scoring scorings[TOKENS * HEADS];
         for (int64_t q = 0; q < rows * heads; q++) {
             const int64_t token = first + row + q / heads, h = head + q % heads;
+            scorings[q] = q < heads ? a.scoring(h) : scorings[q - heads];
             queries[q] = (const float *)(a.queries + token * a.query_token + h * a.query_head + stream * a.query_stream);
             out[q] = (float *)(a.out + token * a.out_token + h * a.out_head + stream * a.out_stream);
         }
         const auto of = [&](const Cache & cache) { return cache.data + shared * cache.head + stream / (a.num_streams / cache.num_streams) * cache.stream; };
         attend_of((int)rows, (int)heads, a.keys.is_bfloat, a.values.is_bfloat)(queries, of(a.keys), a.keys.cell, a.keys.size, of(a.values), a.values.cell,
-                                                                         a.values.size, a.scale, sights.from(row), alike, sights.rest(), out);
+                                                                         a.values.size, scorings, sights.from(row), alike, sights.rest(), out);
         i += rows;
     }
 }

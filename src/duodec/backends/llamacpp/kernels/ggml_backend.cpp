@@ -262,15 +262,14 @@ Traits traits(false), small_traits(true);
 
 // --- attention
 
-// Over a cache in 16 bits, without what few models have (ALiBi, soft caps, sinks): those stay with llama.cpp.
+// Over a cache in 16 bits; quantised ones stay with llama.cpp.
 bool is_attention(const ggml_tensor * op) {
     if (op->op != GGML_OP_FLASH_ATTN_EXT) return false;
     const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3];
     const auto is_short = [](const ggml_tensor * t) { return (t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_BF16) && t->nb[0] == 2; };
-    float parameters[3];  // scale, greatest bias of ALiBi, soft cap
-    memcpy(parameters, op->op_params, sizeof parameters);
+    const ggml_tensor * sinks = op->src[4];
     return q->type == GGML_TYPE_F32 && q->nb[0] == 4 && is_short(k) && is_short(v) && k->ne[0] % duodec::Lanes::ROWS == 0 &&
-           v->ne[0] % duodec::Lanes::ROWS == 0 && parameters[1] == 0 && parameters[2] == 0 && !op->src[4] &&
+           v->ne[0] % duodec::Lanes::ROWS == 0 && (!sinks || (sinks->type == GGML_TYPE_F32 && sinks->nb[0] == 4)) &&
            (!mask || (mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 && mask->ne[2] == 1)) && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2];
 }
 
@@ -281,7 +280,9 @@ duodec::Cache cache_of(const ggml_tensor * t) {
 duodec::Attention attention_of(const ggml_tensor * op) {
     const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3];
     duodec::Attention a = {q->ne[1], q->ne[3], q->ne[2], k->ne[1], k->ne[2]};
-    memcpy(&a.scale, op->op_params, sizeof a.scale);
+    const float * parameters = (const float *)op->op_params;
+    a.scale = parameters[0], a.most_bias = parameters[1], a.cap = parameters[2];
+    if (op->src[4]) a.sinks = (const float *)op->src[4]->data;
     a.queries = (const char *)q->data, a.query_token = q->nb[1], a.query_head = q->nb[2], a.query_stream = q->nb[3];
     a.keys = cache_of(k), a.values = cache_of(v);
     if (mask) a.mask = (const char *)mask->data, a.mask_token = mask->nb[1], a.mask_stream = mask->nb[3], a.num_masks = mask->ne[3];

@@ -140,6 +140,9 @@ struct Lanes {
         x = _mm_max_ps(x, _mm_movehl_ps(x, x));
         return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
     }
+    static Real ratio(Real a, Real b) { return _mm256_div_ps(a, b); }
+    static Real magnitude(Real a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+    static Real with_sign(Real a, Real of) { return _mm256_or_ps(a, _mm256_and_ps(_mm256_set1_ps(-0.0f), of)); }
     static Real rounded(Real a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static Real power_of_two(Real a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127)), 23)); }
     static Real where_greater(Real a, Real least, Real then) { return _mm256_and_ps(_mm256_cmp_ps(a, least, _CMP_NLE_UQ), then); }

@@ -98,6 +98,12 @@ struct Lanes {
     static Real less(Real a, Real b) { return _mm512_sub_ps(a, b); }
     static Real greater(Real a, Real b) { return _mm512_max_ps(a, b); }
     static float greatest(Real a) { return _mm512_reduce_max_ps(a); }
+    static Real ratio(Real a, Real b) { return _mm512_div_ps(a, b); }
+    static Real magnitude(Real a) { return _mm512_abs_ps(a); }
+    static Real with_sign(Real a, Real of) {
+        const __m512i sign = _mm512_and_si512(_mm512_castps_si512(of), _mm512_set1_epi32(INT32_MIN));
+        return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(a), sign));
+    }
     static Real rounded(Real a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     // 2 to the power of a whole number from -126 to 127.
     static Real power_of_two(Real a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a), _mm512_set1_epi32(127)), 23)); }

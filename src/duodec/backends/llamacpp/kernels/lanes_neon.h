@@ -120,6 +120,10 @@ struct Lanes {
     static Real less(Real x, Real y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b)}; }
     static Real greater(Real x, Real y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
     static float greatest(Real x) { return vmaxvq_f32(vmaxq_f32(x.a, x.b)); }
+    static Real ratio(Real x, Real y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b)}; }
+    static Real magnitude(Real x) { return {vabsq_f32(x.a), vabsq_f32(x.b)}; }
+    static float32x4_t signed_as(float32x4_t x, float32x4_t of) { return vbslq_f32(vdupq_n_u32(0x80000000), of, x); }
+    static Real with_sign(Real x, Real of) { return {signed_as(x.a, of.a), signed_as(x.b, of.b)}; }
     static Real rounded(Real x) { return {vrndnq_f32(x.a), vrndnq_f32(x.b)}; }
     static float32x4_t power(float32x4_t x) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(x), vdupq_n_s32(127)), 23)); }
     static Real power_of_two(Real x) { return {power(x.a), power(x.b)}; }

@@ -103,6 +103,10 @@ struct Lanes {
     static Real less(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] -= b.v[r]; return a; }
     static Real greater(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] = a.v[r] > b.v[r] ? a.v[r] : b.v[r]; return a; }
     static float greatest(Real a) { float most = a.v[0]; for (float x : a.v) most = x > most ? x : most; return most; }
+    static Real ratio(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] /= b.v[r]; return a; }
+    static Real magnitude(Real a) { for (auto & x : a.v) x = std::fabs(x); return a; }
+    // `a`, which has no sign, with that of another number.
+    static Real with_sign(Real a, Real of) { for (int r = 0; r < ROWS; r++) a.v[r] = std::copysign(a.v[r], of.v[r]); return a; }
     static Real rounded(Real a) { for (auto & x : a.v) x = std::nearbyint(x); return a; }
     static Real power_of_two(Real a) {  // of a whole number from -126 to 127
         for (auto & x : a.v) { const uint32_t bits = x != x ? 0x7fc00000 : (uint32_t)((int)x + 127) << 23; memcpy(&x, &bits, 4); }
