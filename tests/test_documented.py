@@ -34,7 +34,7 @@ RUN = {
     "duodec list",
     "duodec ps",
     "duodec --version",
-    "duodec models drafts smollm2",
+    "duodec drafts smollm2",
 }
 # a first word, or words, and why a test does not run what begins so
 WHY_NOT = {

@@ -93,7 +93,7 @@ def test_while_importing(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text(
         "import os, time\nos.write(1, b'blocked')\nwhile True: time.sleep(1)\n"
     )
-    status, err = interrupted(sys.executable, "-m", "duodec", "models", path=str(tmp_path))
+    status, err = interrupted(sys.executable, "-m", "duodec", "list", path=str(tmp_path))
     assert (status, err) == (130, "interrupted\n")
 
 

@@ -14,16 +14,16 @@ from duodec.models import resolve
 
 
 def test_models_are_listed_and_fetched(cli: Cli) -> None:
-    status, out, _ = cli("models", "--json")
+    status, out, _ = cli("list", "--json")
     assert status == 0
     listed = {model["name"]: model for model in json.loads(out)["models"]}
     assert listed["smollm2-draft"]["is_present"]
-    _, table, _ = cli("models")
+    _, table, _ = cli("list")
     assert "smollm2-draft" in table
-    _, path, err = cli("models", "pull", "smollm2-draft")
+    _, path, err = cli("pull", "smollm2-draft")
     assert path.strip() == listed["smollm2-draft"]["path"]
     assert "Apache-2.0" in err
-    status, out, err = cli("models", "pull", "smolm2")
+    status, out, err = cli("pull", "smolm2")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "did you mean smollm2" in err
 
@@ -48,7 +48,7 @@ def test_ollamas_models_are_listed_by_name(
     _, table, _ = cli("list")
     assert re.search(r"^qwen2.5-coder:1.5b +\S+ .* yes, Ollama's$", table, re.MULTILINE)
     assert "sha256" not in table
-    _, out, err = cli("models", "drafts", "qwen2.5-coder:1.5b")
+    _, out, err = cli("drafts", "qwen2.5-coder:1.5b")
     assert re.search(r"^qwen2.5-coder:0.5b .* same vocabulary$", out, re.MULTILINE)
     assert "sha256" not in out + err
     assert "Coder" in cli("show", "qwen2.5-coder:1.5b")[1]
@@ -63,11 +63,11 @@ def test_drafts_of_a_target_are_listed(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF")
     target = tmp_path / "target.gguf"
     target.symlink_to(resolve("smollm2", offline=True).path)
-    run = duodec("models", "drafts", str(target))
+    run = duodec("drafts", str(target))
     assert run.returncode == 0, run.stderr
     assert re.search(r"smollm2-135m-draft-q4_0.gguf +50 M .* same vocabulary", run.stdout)
     assert "draft-x.gguf is truncated or damaged" in run.stdout
     assert "published for SmolLM2: smollm2-draft" in run.stderr
-    record = json.loads(duodec("models", "drafts", str(target), "--json").stdout)
+    record = json.loads(duodec("drafts", str(target), "--json").stdout)
     assert record["family"]["draft"] == "smollm2-draft"
     assert record["candidates"][0]["is_same"]

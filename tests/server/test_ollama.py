@@ -227,7 +227,7 @@ def test_what_is_not_served_says_so(server: Running) -> None:
         assert told.status_code == 400
         assert "makes no embeddings" in told.json()["error"]
     for path in ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"):
-        assert "duodec models" in error(server, path, 400)
+        assert "duodec pull" in error(server, path, 400)
     assert server.http.delete("/api/delete").status_code == 400
     assert "nothing at this path" in error(server, "/api/unheard", 404)
 

@@ -39,7 +39,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model that `duodec models` lists: an alias, or a file in the hub's cache."""
+    """A model that `duodec list` lists: an alias, or a file in the hub's cache."""
 
     name: str
     path: Path | None  # None when it is not on this machine

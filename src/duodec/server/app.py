@@ -150,7 +150,8 @@ class Routes:
 
     async def manage(self, request: Request) -> Response:
         raise not_served(
-            "models are not fetched, made or deleted through this server; `duodec models` does it"
+            "models are not fetched, made or deleted through this server; use `duodec pull` and "
+            "`duodec rm`"
         )
 
     # --- parts

@@ -24,7 +24,7 @@ NO_DRAFT = Check(
     "draft",
     "warn",
     "none is known for this target: it decodes plainly, or drafts by lookup",
-    "name a small model with --draft; `duodec models drafts` lists what is there",
+    "name a small model with --draft; `duodec drafts` lists what is there",
 )
 
 

@@ -27,10 +27,10 @@ OWN = {
     "show": "models",
     "pull": "models",
     "rm": "models:remove",
+    "drafts": "models",
     "doctor": "doctor",
     "profile": "profile",
     "setup": "setup",
-    "models": "models:app",
     "datastore": "datastore:app",
     "cache": "cache:app",
 }

@@ -1,4 +1,4 @@
-"""Run `duodec models`: list the models known by name and those in the caches."""
+"""Run `duodec list`, `show`, `pull`, `rm` and `drafts`: what models are here, and fetch others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duodec.cli.help import Group
-from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, register
+from duodec.cli.options import Json, Options, derived
 from duodec.cli.output import put, put_table, say_dim, size
 from duodec.loading.config import EngineConfig
 
@@ -16,38 +15,22 @@ if TYPE_CHECKING:
     from duodec.models import CachedModel, ModelFile
 
 EPILOG = {
-    "list": "Examples:\nduodec list\nduodec list --json\n\n`duodec models` is the same.",
+    "list": "Examples:\nduodec list\nduodec list --json",
     "pull": """
 Examples:
 duodec pull qwen2.5-coder-1.5b
 duodec pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:q8_0
-
-`duodec models pull` is the same.
 """,
     "show": "Examples:\nduodec show smollm2\nduodec show MODEL.gguf --json",
     "rm": "Examples:\nduodec rm qwen2.5-coder-1.5b",
     "drafts": """
 Examples:
-duodec models drafts smollm2
-duodec models drafts ./Llama-3.1-8B-Instruct-Q4_K_M.gguf
+duodec drafts smollm2
+duodec drafts ./Llama-3.1-8B-Instruct-Q4_K_M.gguf
 """,
 }
 
 _SCHEMA_VERSION = 1
-
-app = typer.Typer(
-    cls=Group,
-    context_settings=CONTEXT_SETTINGS,
-    rich_markup_mode=None,
-    epilog="Examples:\nduodec models\nduodec models drafts smollm2",
-)
-
-
-@app.callback(invoke_without_command=True)
-def models(context: typer.Context, json: Json = False) -> None:
-    """List known models, Ollama's, and the GGUF files in the hub's cache."""
-    if context.invoked_subcommand is None:
-        list_models(json=json)
 
 
 def list_models(*, json: Json = False) -> None:
@@ -217,10 +200,7 @@ def drafts(
     )
     if family:
         say_dim(f"published for {family.name}: {family.draft} ({family.use})")
-        say_dim(f"duodec models pull {family.draft}", is_copied=True)
+        say_dim(f"duodec pull {family.draft}", is_copied=True)
     best = next((one for one in found if not one.fault), None)
     if best:
         say_dim(f"measure: duodec doctor --target {target} --draft auto", is_copied=True)
-
-
-register(app, [("pull", pull), ("show", show), ("rm", remove), ("drafts", drafts)])
