@@ -38,61 +38,80 @@ _NUM_ENCODERS = 2  # threads
 _RANKS = ("/v1/rerank", "/v1/reranking", "/v2/rerank")  # /rerank and /reranking are those of /v1
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
+_UNSCORED = "pairs are not scored; /v1/rerank ranks documents for a query"
+_UNMANAGED = (
+    "models are not fetched, made or deleted through this server; use `duodec pull` and `duodec rm`"
+)
+
 _T = TypeVar("_T")
+Endpoint = Callable[[Request], Awaitable[Response]]
 Prepare = Callable[[Mapping[str, Any], str], Awaitable[Prepared | dict[str, Any]]]
 """Of a body, and of the holder of the key that came with it."""
 PrepareRows = Callable[[Mapping[str, Any], str], Awaitable[PendingRows]]
 Compute = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
-class Routes:
-    """The handlers of each path."""
+class Endpoints:
+    """What the paths do: those of one kind are made by one method, from what the service does."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._encoders = Workers("duodec-encode", _NUM_ENCODERS)
 
-    async def chat(self, request: Request) -> Response:
-        return await self._serve(request, self._service.chat)
+    def completion(self, prepare: Prepare) -> Endpoint:
+        """An endpoint whose response is a completion, whole or streamed."""
 
-    async def complete(self, request: Request) -> Response:
-        return await self._serve(request, self._service.complete)
+        async def endpoint(request: Request) -> Response:
+            found = await self._prepared(request, prepare)
+            if isinstance(found, dict):
+                return await self._json(found)
+            return await self._response(request, *found)
 
-    async def respond(self, request: Request) -> Response:
-        return await self._serve(request, self._service.respond)
+        return endpoint
 
-    async def message(self, request: Request) -> Response:
-        return await self._serve(request, self._service.message)
+    def rows(self, prepare: PrepareRows) -> Endpoint:
+        """An endpoint for embeddings or ranks. What a client sent is held while it is prepared."""
 
-    async def converse(self, request: Request) -> Response:
-        return await self._serve(request, self._service.converse)
+        async def endpoint(request: Request) -> Response:
+            def make(body: Mapping[str, Any]) -> Awaitable[PendingRows]:
+                return prepare(body, request.scope[HOLDER])
 
-    async def generate(self, request: Request) -> Response:
-        return await self._serve(request, self._service.generate)
+            try:
+                pending = await self._made(request, make, PendingRows.close)
+                try:
+                    found = await or_gone(request.receive, pending.response())
+                finally:
+                    pending.close()
+                return await self._json(found)
+            except (ClientGone, ClientDisconnect):
+                self._service.meters.dropped()
+                raise
 
-    async def tags(self, request: Request) -> Response:
-        return JSONResponse(await self._service.tags())
+        return endpoint
 
-    async def running(self, request: Request) -> Response:
-        return JSONResponse(await self._service.running())
+    def computed(self, compute: Compute) -> Endpoint:
+        """An endpoint that needs no completion."""
 
-    async def show(self, request: Request) -> Response:
-        return await self._computed(request, self._service.show)
+        async def endpoint(request: Request) -> Response:
+            return await self._json(await self._made(request, compute, lambda found: None))
 
-    async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": API_VERSION})
+        return endpoint
 
-    async def count_tokens(self, request: Request) -> Response:
-        return await self._computed(request, self._service.count_tokens)
+    def told(self, tell: Callable[[], Awaitable[dict[str, Any]]]) -> Endpoint:
+        """An endpoint that reads nothing of the request."""
 
-    async def count_input(self, request: Request) -> Response:
-        return await self._computed(request, self._service.count_input)
+        async def endpoint(request: Request) -> Response:
+            return JSONResponse(await tell())
 
-    async def tokenize(self, request: Request) -> Response:
-        return await self._computed(request, self._service.tokenize)
+        return endpoint
 
-    async def detokenize(self, request: Request) -> Response:
-        return await self._computed(request, self._service.detokenize)
+    def refused(self, why: str) -> Endpoint:
+        """An endpoint of what is not served."""
+
+        async def endpoint(request: Request) -> Response:
+            raise not_served(why)
+
+        return endpoint
 
     async def response(self, request: Request) -> Response:
         stored = self._service.store.get(request.scope[HOLDER], request.path_params["name"])
@@ -112,6 +131,9 @@ class Routes:
     async def model(self, request: Request) -> Response:
         name = self._service.named(request.path_params["name"])
         return JSONResponse(self._service.described(name))
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": API_VERSION})
 
     async def health(self, request: Request) -> Response:
         state = self._service.state
@@ -133,34 +155,7 @@ class Routes:
     async def page(self, request: Request) -> Response:
         return HTMLResponse(chat_page(), headers={"content-security-policy": content_policy()})
 
-    async def embed(self, request: Request) -> Response:
-        return await self._rows(request, self._service.rows.embed)
-
-    async def rerank(self, request: Request) -> Response:
-        return await self._rows(request, self._service.rows.rerank)
-
-    async def ollama_embed(self, request: Request) -> Response:
-        return await self._rows(request, self._service.rows.ollama_embed)
-
-    async def ollama_embeddings(self, request: Request) -> Response:
-        return await self._rows(request, self._service.rows.ollama_embeddings)
-
-    async def score(self, request: Request) -> Response:
-        raise not_served("pairs are not scored; /v1/rerank ranks documents for a query")
-
-    async def manage(self, request: Request) -> Response:
-        raise not_served(
-            "models are not fetched, made or deleted through this server; use `duodec pull` and "
-            "`duodec rm`"
-        )
-
     # --- parts
-
-    async def _serve(self, request: Request, prepare: Prepare) -> Response:
-        found = await self._prepared(request, prepare)
-        if isinstance(found, dict):
-            return await self._json(found)
-        return await self._response(request, *found)
 
     async def _prepared(self, request: Request, prepare: Prepare) -> Prepared | dict[str, Any]:
         """What the body of a request makes. It is held in memory no longer than that takes."""
@@ -181,27 +176,6 @@ class Routes:
             if not late:  # else it ends, and is counted, as others are
                 self._service.meters.dropped()
             raise
-
-    async def _rows(self, request: Request, prepare: PrepareRows) -> Response:
-        """Embeddings or ranks. What the client sent is held no longer than preparing it takes."""
-
-        def make(body: Mapping[str, Any]) -> Awaitable[PendingRows]:
-            return prepare(body, request.scope[HOLDER])
-
-        try:
-            pending = await self._made(request, make, PendingRows.close)
-            try:
-                found = await or_gone(request.receive, pending.response())
-            finally:
-                pending.close()
-            return await self._json(found)
-        except (ClientGone, ClientDisconnect):
-            self._service.meters.dropped()
-            raise
-
-    async def _computed(self, request: Request, compute: Compute) -> Response:
-        """What needs no completion."""
-        return await self._json(await self._made(request, compute, lambda found: None))
 
     async def _made(
         self, request: Request, make: Callable[[Mapping[str, Any]], Awaitable[_T]],
@@ -256,7 +230,7 @@ class Routes:
 
 def make_app(service: Service) -> ASGIApp:
     """The ASGI application over a service, which may still be loading."""
-    routes = Routes(service)
+    ends = Endpoints(service)
 
     def refusal(error: Exception, path: str) -> Response:
         if isinstance(error, ClientGone | ClientDisconnect):
@@ -274,40 +248,47 @@ def make_app(service: Service) -> ASGIApp:
     async def refused(request: Request, error: Exception) -> Response:
         return refusal(error, request.url.path)
 
+    gets = {
+        "/": ends.page,
+        "/health": ends.health,
+        "/metrics": ends.metrics,
+        "/props": ends.props,
+        "/slots": ends.slots,
+        "/v1/models": ends.models,
+        "/v1/models/{name:path}": ends.model,
+        "/v1/responses/{name}": ends.response,
+        "/api/tags": ends.told(service.tags),
+        "/api/ps": ends.told(service.running),
+        "/api/version": ends.version,
+    }
+    posts = {
+        "/v1/chat/completions": ends.completion(service.chat),
+        "/v1/completions": ends.completion(service.complete),
+        "/v1/messages": ends.completion(service.message),
+        "/v1/messages/count_tokens": ends.computed(service.count_tokens),
+        "/v1/responses": ends.completion(service.respond),
+        "/v1/responses/input_tokens": ends.computed(service.count_input),
+        "/v1/embeddings": ends.rows(service.rows.embed),
+        **dict.fromkeys(_RANKS, ends.rows(service.rows.rerank)),
+        **dict.fromkeys(("/v1/score", "/score"), ends.refused(_UNSCORED)),
+        "/api/chat": ends.completion(service.converse),
+        "/api/generate": ends.completion(service.generate),
+        "/api/show": ends.computed(service.show),
+        "/api/embed": ends.rows(service.rows.ollama_embed),
+        "/api/embeddings": ends.rows(service.rows.ollama_embeddings),
+        "/tokenize": ends.computed(service.tokenize),
+        "/detokenize": ends.computed(service.detokenize),
+    }
+    managed = ends.refused(_UNMANAGED)
     app = Starlette(
         routes=[
-            Route("/", routes.page),
-            Route("/health", routes.health),
-            Route("/metrics", routes.metrics),
-            Route("/props", routes.props),
-            Route("/slots", routes.slots),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.model),
-            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
-            Route("/v1/completions", routes.complete, methods=["POST"]),
-            Route("/v1/messages", routes.message, methods=["POST"]),
-            Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
-            Route("/v1/embeddings", routes.embed, methods=["POST"]),
-            *(Route(path, routes.rerank, methods=["POST"]) for path in _RANKS),
-            *(Route(path, routes.score, methods=["POST"]) for path in ("/v1/score", "/score")),
-            Route("/api/chat", routes.converse, methods=["POST"]),
-            Route("/api/generate", routes.generate, methods=["POST"]),
-            Route("/api/tags", routes.tags),
-            Route("/api/ps", routes.running),
-            Route("/api/show", routes.show, methods=["POST"]),
-            Route("/api/version", routes.version),
-            Route("/api/embed", routes.ollama_embed, methods=["POST"]),
-            Route("/api/embeddings", routes.ollama_embeddings, methods=["POST"]),
+            *(Route(path, endpoint) for path, endpoint in gets.items()),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
             *(
-                Route(f"/api/{verb}", routes.manage, methods=["POST", "DELETE"])
+                Route(f"/api/{verb}", managed, methods=["POST", "DELETE"])
                 for verb in ("pull", "push", "create", "copy", "delete")
             ),
-            Route("/tokenize", routes.tokenize, methods=["POST"]),
-            Route("/detokenize", routes.detokenize, methods=["POST"]),
-            Route("/v1/responses", routes.respond, methods=["POST"]),
-            Route("/v1/responses/input_tokens", routes.count_input, methods=["POST"]),
-            Route("/v1/responses/{name}", routes.response, methods=["GET"]),
-            Route("/v1/responses/{name}", routes.forget, methods=["DELETE"]),
+            Route("/v1/responses/{name}", ends.forget, methods=["DELETE"]),
         ],
     )
     for kind in (ApiError, HTTPException, DuodecError, ClientGone, ClientDisconnect, Exception):
