@@ -65,7 +65,7 @@ FOREIGN = (
     ("generate -hello", "No such option: -hello"),
     ("generate hi -ngl99", "No such option: -ngl99"),
     ("list -hf", "No such option: -hf"),
-    ("models -hx", "No such option: -hx"),
+    ("list -hx", "No such option: -hx"),
     ("-hf owner/repo", "No such option: -hf"),
 )
 
