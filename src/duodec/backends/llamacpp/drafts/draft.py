@@ -86,7 +86,7 @@ class LlamaDraftModel(DraftModel):
             ),
         )
 
-    def anew(self) -> LlamaDraftModel:
+    def fresh(self) -> LlamaDraftModel:
         other = copy(self)
         other.window = Window(self.window.most, self.vocabulary.num_params)
         other._origins, other._tracks = {}, {}
@@ -153,7 +153,7 @@ class LlamaDraftModel(DraftModel):
         self.context.forget(slot)
 
     def _within_positions(self, slot: int, text: Tokens) -> Tokens:
-        """The text, or its first tokens and what can be given positions of the rest."""
+        """Return the text, or its first tokens and what can be given positions of the rest."""
         if len(text) <= self._num_positions:
             return text
         origin = self._origins.get(slot, 0)
@@ -176,7 +176,7 @@ class LlamaDraftModel(DraftModel):
                 self.context.start_at(slot, text, len(text) - self.window.start)
 
     def mask(self, grammar: Grammar) -> Mask:
-        """The grammar on this vocabulary. Raises BadOption."""
+        """Return the grammar on this vocabulary. Raises BadOption."""
         return self._masks.mask(grammar)
 
     def compute_alone(self, is_alone: bool) -> None:
