@@ -283,7 +283,7 @@ def test_who_fails_at_the_launch_fails_alone() -> None:
     model = LLM(Raising(), Letters(), 200, num_slots=3)  # type: ignore[arg-type]
     heard: list[list[object]] = [[], [], []]
     entries = [
-        model.scheduled(prompt, PARAMS, say=own.append)
+        model.scheduled(prompt, PARAMS, on_output=own.append)
         for prompt, own in zip(PROMPTS, heard, strict=True)
     ]
     model.scheduler.submit(entries)
@@ -427,7 +427,7 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
     (first,) = model.generate([PROMPTS[1] * 4], replace(PARAMS, max_tokens=5), method="ar")
     text = [*PROMPTS[1] * 4, *first.tokens]
     heard: list[object] = []
-    model.scheduler.submit([model.scheduled([*text, 1], PARAMS, say=heard.append)])
+    model.scheduler.submit([model.scheduled([*text, 1], PARAMS, on_output=heard.append)])
     while model.scheduler.step():
         pass
     done = heard[-1]

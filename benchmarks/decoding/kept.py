@@ -77,7 +77,7 @@ class KeptRows(DraftModel):
     def num_computed(self) -> int:
         return self._num_computed
 
-    def anew(self) -> KeptRows:
+    def fresh(self) -> KeptRows:
         return KeptRows(self._model, self._kept, self._num_vocab)
 
     def rows(self, query: RowQuery) -> list[Row]:

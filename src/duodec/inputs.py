@@ -31,7 +31,8 @@ _Path = str | PathLike[str]
 
 
 class EngineOptions(TypedDict, total=False):
-    """Fields of `EngineConfig` but the names of the models, as `LLM.load` takes them."""
+    """List the fields of `EngineConfig`, without the names of the models, as `LLM.load` takes
+    them."""
 
     target_backend: str
     heads: _Path | None
@@ -69,7 +70,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Fields of `SamplingParams`, as `generate`, `chat` and `stream` take them."""
+    """List the fields of `SamplingParams`, as `generate`, `chat` and `stream` take them."""
 
     temperature: float
     top_k: int
@@ -89,7 +90,7 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int | None
 
 
-_BYTES = bytes | bytearray | memoryview  # sequences of numbers, which are no tokens
+_BYTES = bytes | bytearray | memoryview  # sequences of numbers that are not tokens
 
 TOO_LONG = "shorten it, or set a larger `context` if the model was trained for one"  # the remedy
 
@@ -97,7 +98,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def is_tokens(prompt: object) -> bool:
-    """Whether a prompt is a list of tokens; NumPy's whole numbers are tokens, too."""
+    """Return whether a prompt is a list of tokens; NumPy's whole numbers are tokens, too."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (
@@ -108,7 +109,8 @@ def is_tokens(prompt: object) -> bool:
 
 
 def params_of(params: object, changed: Mapping[str, Any] = {}) -> SamplingParams:
-    """Sampling parameters, of a dictionary too, with some of them ``changed``. Raises BadOption."""
+    """Return sampling parameters, also from a dictionary, with some of them ``changed``. Raises
+    BadOption."""
     if isinstance(params, SamplingParams):
         return made(SamplingParams, {**vars(params), **changed}) if changed else params
     if params is None or isinstance(params, Mapping):
@@ -117,8 +119,8 @@ def params_of(params: object, changed: Mapping[str, Any] = {}) -> SamplingParams
 
 
 def check_role(number: int, message: Message) -> None:
-    """Raises BadOption for a message without a role, or with a misspelled one; others are the
-    template's to judge."""
+    """Raise BadOption for a message without a role, or with a misspelled one; the template judges
+    other roles."""
     role = message.get("role")
     if not isinstance(role, str):
         raise BadOption(f"message {number} has no role; use {', '.join(ROLES)}")
@@ -130,7 +132,7 @@ def check_role(number: int, message: Message) -> None:
 
 
 def with_text(number: int, message: Message, mark: Mark | None = None) -> Message:
-    """A message whose content is a text, as templates read it, with what ``mark`` writes for
+    """Return a message whose content is a text, as templates read it; ``mark`` writes the text for
     pictures. Raises BadOption."""
     has_calls = bool(message.get("tool_calls"))
     try:
@@ -143,7 +145,7 @@ def with_text(number: int, message: Message, mark: Mark | None = None) -> Messag
 
 
 def check_tools(tools: object) -> None:
-    """Raises BadOption for what are no tools that a template can be shown."""
+    """Raise BadOption for tools that a template cannot use."""
     if not isinstance(tools, Sequence) or isinstance(tools, str | _BYTES):
         raise BadOption(f"tools is {shown(tools)}; give a list of {{type, function}}")
     for number, tool in enumerate(tools):
@@ -152,7 +154,7 @@ def check_tools(tools: object) -> None:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raises BadOption for what is neither a text nor a list."""
+    """Raise BadOption for what is neither a text nor a list."""
     if isinstance(prompt, _BYTES):
         raise BadOption(f"the prompt is {shown(prompt)}, which are bytes; decode them to a text")
     if not isinstance(prompt, Sequence | np.ndarray):
@@ -162,7 +164,7 @@ def check_prompt(prompt: object) -> None:
 
 
 def prompts_of(prompts: Any) -> list[Prompt]:
-    """One prompt or many, as a list. Raises BadOption for what is neither."""
+    """Return one prompt or many, as a list. Raises BadOption for what is neither."""
     if isinstance(prompts, Mapping):
         return [[prompts]]
     check_prompt(prompts)
@@ -183,8 +185,8 @@ def prompt_tokens(
     variables: Mapping[str, Any] = {},
     check: Callable[[str], object] = lambda text: None,
 ) -> list[int]:
-    """The tokens of a prompt; messages go through the chat template: see `chat_tokens`. Raises
-    BadOption."""
+    """Return the tokens of a prompt; messages go through the chat template: see `chat_tokens`.
+    Raises BadOption."""
     check_prompt(prompt)
     if isinstance(prompt, str):
         return tokenizer.tokenize(prompt, is_templated=parse_special)
@@ -217,7 +219,8 @@ def prompt_tokens(
 def params_of_each(
     params: object, num_prompts: int, num_choices: int, changed: Mapping[str, Any]
 ) -> list[SamplingParams]:
-    """The sampling parameters of every prompt, with some of them ``changed``. Raises BadOption."""
+    """Return the sampling parameters of every prompt, with some of them ``changed``. Raises
+    BadOption."""
     if num_choices < 1:
         raise BadOption(f"n is {num_choices}; use 1 or more")
     each = [*params] if isinstance(params, list | tuple) else [params] * num_prompts
@@ -230,7 +233,7 @@ def params_of_each(
 
 
 def check_length(tokens: Sequence[int], num_context: int) -> None:
-    """Raises BadOption for an empty prompt, and ContextExceeded for one that leaves no room."""
+    """Raise BadOption for an empty prompt, and ContextExceeded for one that leaves no room."""
     if not tokens:
         raise BadOption("the prompt is empty; write something to complete")
     if len(tokens) >= num_context:
@@ -240,7 +243,7 @@ def check_length(tokens: Sequence[int], num_context: int) -> None:
 
 
 def check_bias(params: SamplingParams, num_vocab: int) -> None:
-    """Raises BadOption for a bias on a token outside the vocabulary."""
+    """Raise BadOption for a bias on a token outside the vocabulary."""
     if any(token >= num_vocab for token in params.logit_bias):
         raise BadOption(
             f"logit_bias names token {max(params.logit_bias)}, and the vocabulary has "

@@ -66,7 +66,7 @@ else:
 
 @dataclass
 class _Parts:
-    """What an `LLM` is made of."""
+    """Hold the parts of an `LLM`."""
 
     target: Target
     tokenizer: Tokenizer
@@ -76,11 +76,11 @@ class _Parts:
     cores: CoreSharing = field(default_factory=CoreSharing)
     costs: Costs = field(default_factory=Costs)
     num_slots: int = 1  # requests that share forward passes
-    memory: MemoryUse | None = None  # that it takes, if that was estimated
+    memory: MemoryUse | None = None  # memory that it takes, if that was estimated
     parse_special: bool = False  # control tokens spelled in users' texts are control tokens
     clock: Callable[[], float] = perf_counter
-    grammars: GrammarCompiler | None = None  # None: of the tokenizer, with the usual limits
-    _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
+    grammars: GrammarCompiler | None = None  # None: the tokenizer's, with the usual limits
+    _methods: dict[str, Method] = field(default_factory=dict)  # methods keep what they learned
     _engine_lock: EngineLock = field(default_factory=EngineLock)
     _scheduler: Scheduler | None = field(default=None, init=False)
 
@@ -89,11 +89,11 @@ class _Parts:
 
 
 class LLM(_Parts):
-    """A language model that is ready to generate, with or without a draft model.
+    """Generate with a language model, with or without a draft model.
 
     ``LLM("smollm2")`` is `load`: use it as a context manager. Repeated calls reuse what the target
-    and the drafter have computed of a text. Several threads may use it: they take turns, a forward
-    pass each, and share forward passes where it has slots. `duodec serve` is for many clients.
+    and the drafter have computed for a text. Several threads may use it: they take turns, a forward
+    pass each, and share forward passes if it has slots. `duodec serve` is for many clients.
     """
 
     @overload
@@ -169,28 +169,29 @@ class LLM(_Parts):
 
     @property
     def resources(self) -> ExitStack:
-        """What ends with this object."""
+        """Return the stack of resources that this object closes."""
         return self._engine_lock.resources
 
     @property
     def shares_cores(self) -> bool:
-        """Drafter and target compute on the same cores."""
+        """Return whether drafter and target compute on the same cores."""
         return self.cores.is_shared
 
     @property
     def prepare(self) -> Callable[[bool], None]:
-        """Shares the cores before a completion, with a drafter or without."""
+        """Return a function that shares the cores before a completion, with a drafter or
+        without."""
         return self.cores.prepare
 
     @property
     def pace_s(self) -> float:
-        """The target is slowed to so many seconds a forward pass, for a demo; 0: it is not."""
+        """Return the seconds to which each forward pass is slowed, for a demo; 0: it is not."""
         return self.target.traits.pace_s
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
-        """While entered, ``check`` is called during the prefill of a long prompt; it may raise,
-        which ends the request."""
+        """While entered, call ``check`` during the prefill of a long prompt; it may raise, which
+        ends the request."""
         if not self.target.traits.reads_in_chunks:
             yield
             return
@@ -202,11 +203,11 @@ class LLM(_Parts):
             self.target.on_chunk = before
 
     def close(self) -> None:
-        """End the drafter and free the models; waits for a forward pass of another thread. Can be
+        """End the drafter and free the models, after a forward pass of another thread. It can be
         called twice. Any use after it raises BadOption."""
         self._engine_lock.close(self._scheduler)
 
-    # one thread at a time computes; what another one launched is finished first
+    # One thread at a time computes; what another one launched is finished first.
 
     def _launch(self) -> bool:
         with self._engine_lock.lock:
@@ -245,10 +246,10 @@ class LLM(_Parts):
         variables: Mapping[str, Any] = {},
         check: Callable[[str], object] = lambda text: None,
     ) -> list[int]:
-        """The tokens of a prompt; messages go through the model's chat template, which is shown
-        the ``tools`` that the model may call, and ``variables`` of its own, such as
-        ``enable_thinking``. ``check`` may refuse what the template writes, by raising, before it
-        is tokenised."""
+        """Return the tokens of a prompt. Messages go through the model's chat template, which
+        receives the ``tools`` that the model may call, and ``variables`` of its own, such as
+        ``enable_thinking``. ``check`` may reject the text of the template by raising, before it is
+        tokenised."""
         self._engine_lock.check_open()
         return prompt_tokens(
             self.tokenizer, prompt, tools=tools, variables=variables,
@@ -256,12 +257,12 @@ class LLM(_Parts):
         )  # fmt: skip
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a text or of chat messages, as `generate` reads them."""
+        """Return the tokens of a text or of chat messages, as `generate` reads them."""
         return self.tokens_of(prompt)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; control tokens have none. Raises BadOption for others than the
-        model's."""
+        """Return the text of tokens; control tokens have none. Raises BadOption for tokens that the
+        model does not have."""
         if not is_tokens(tokens):
             raise BadOption(f"tokens is {shown(tokens)}; give a list of tokens")
         pieces = map(self.tokenizer.piece, self.tokens_of(tokens))
@@ -340,15 +341,15 @@ class LLM(_Parts):
         n: int,
         sampling: Mapping[str, Any],
     ) -> PromptBatch:
-        """The requests of `generate`. Raises what it raises."""
+        """Return the requests of `generate`. Raises what it raises."""
         several, num_choices = prompts_of(prompts), whole("n", n)
         each = params_of_each(params, len(several), num_choices, sampling)
-        if num_choices > 1:  # which share the pictures of their prompt
+        if num_choices > 1:  # choices share the pictures of their prompt
             several = [self.tokens_of(prompt) for prompt in several]
         outputs = [CollectedOutput(own) for own in each for _ in range(num_choices)]
         entries = [
-            self.scheduled(several[i // num_choices], output.params, method=method, say=output,
-                      choice=i % num_choices)
+            self.scheduled(several[i // num_choices], output.params, method=method,
+                           on_output=output, choice=i % num_choices)
             for i, output in enumerate(outputs)
         ]  # fmt: skip
         return PromptBatch(entries, outputs, num_choices)
@@ -428,7 +429,12 @@ class LLM(_Parts):
         outputs: list[Output] = []
         own = params_of(params, sampling)
         entry = self.scheduled(
-            prompt, own, method=method, say=outputs.append, choice=choice, should_stop=should_stop
+            prompt,
+            own,
+            method=method,
+            on_output=outputs.append,
+            choice=choice,
+            should_stop=should_stop,
         )
         return self._events(entry, outputs)
 
@@ -453,14 +459,14 @@ class LLM(_Parts):
         outputs: list[Output] = []
         own = params_of(params, sampling)
         make = partial(
-            self.scheduled, prompt, own, method=method, say=outputs.append, choice=choice
+            self.scheduled, prompt, own, method=method, on_output=outputs.append, choice=choice
         )
         entry: ScheduledRequest = await run(make)
         yield Started(entry.method.name, entry.request.sampler.seed, len(entry.request.prompt))
         try:
             self.scheduler.submit([entry])
             while not entry.is_over:
-                # one forward pass at a time: others take turns in the same thread
+                # One forward pass runs at a time: other requests take turns in the same thread.
                 for step in (self._launch, self._finish_forward):
                     await run(step)
                     for event in self._take(outputs, entry.request):
@@ -483,13 +489,12 @@ class LLM(_Parts):
             self._abort([entry])
 
     def _take(self, outputs: list[Output], request: Request) -> Iterator[Event]:
-        """Yield the events of these outputs, and remove them. The caller has the cores for as long
-        as it takes, and its seconds are not counted as the request's, unless the target computes
-        meanwhile."""
+        """Yield the events of these outputs, and remove them. The caller has the cores meanwhile,
+        and its time does not count as the request's, unless the target computes in parallel."""
         if not outputs:
             return
         begin_s = self.clock()
-        if self._engine_lock.lock.acquire(blocking=False):  # else a thread computes on them
+        if self._engine_lock.lock.acquire(blocking=False):  # otherwise a thread computes on them
             try:
                 self.scheduler.release_cores()
             finally:
@@ -508,7 +513,7 @@ class LLM(_Parts):
         params: Params | None = None,
         *,
         method: str | Method | None = None,
-        say: Callable[[Output], None],
+        on_output: Callable[[Output], None],
         choice: int = 0,
         should_stop: Callable[[], bool] | None = None,
         shown: Collection[int] = (),
@@ -516,8 +521,9 @@ class LLM(_Parts):
     ) -> ScheduledRequest:
         """Make a request for the scheduler. Raises BadOption and ContextExceeded.
 
-        ``shown``: control tokens that are part of the text, since somebody reads them there.
-        ``owner``: whose text it is. What is cached and learned of another owner's is not used.
+        ``shown`` lists control tokens that are part of the text, because the caller parses them.
+        ``owner`` is the owner of the text. What is cached and learned for another owner is not
+        used.
         """
         chosen, choice = self.method(method), whole("choice", choice)
         if choice < 0:
@@ -550,20 +556,21 @@ class LLM(_Parts):
             blank=sight.blank if sight else 0,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
-        return ScheduledRequest(request, chosen, say, full=full, should_stop=should_stop)
+        return ScheduledRequest(request, chosen, on_output, full=full, should_stop=should_stop)
 
     def _is_end(self, tokens: Sequence[int]) -> Callable[[int], bool]:
         is_end = self.tokenizer.is_end
         return (lambda token: token in tokens or is_end(token)) if tokens else is_end
 
     def _piece(self, shown: Collection[int]) -> Callable[[int], bytes]:
-        """The bytes that a token adds to a text which has these control tokens."""
+        """Return a function that gives the bytes of a token, in a text that includes these control
+        tokens."""
         piece, text = self.tokenizer.piece, self.tokenizer.token_text
         return (lambda token: text(token) if token in shown else piece(token)) if shown else piece
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler of this object's requests, which runs in the caller's thread."""
+        """Return the scheduler of this object's requests, which runs in the caller's thread."""
         if self._scheduler is not None:
             return self._scheduler
         with self._engine_lock.lock:
@@ -582,14 +589,14 @@ class LLM(_Parts):
     def check(
         self, tokens: list[int], sampling: SamplingParams, method: str | Method | None = None
     ) -> None:
-        """Raises what `generate` would raise for these; computes nothing."""
+        """Raise what `generate` would raise for these; nothing is computed."""
         self.method(method)
         check_length(tokens, self.num_context)
         check_bias(sampling, self.tokenizer.num_vocab)
         self._mask(sampling)
 
     def method(self, method: str | Method | None) -> Method:
-        """The method to use. Raises BadOption if something that it needs is missing."""
+        """Return the method to use. Raises BadOption if something that it needs is missing."""
         chosen = DEFAULT_METHOD if method is None else method
         check_method(chosen)
         if isinstance(chosen, str):
@@ -603,23 +610,23 @@ class LLM(_Parts):
         return chosen
 
     def _drafter_for(self, method: Method) -> Drafter:
-        """The drafter, for methods that need one or use one where that can pay."""
+        """Return the drafter, for methods that need one or use one where that can pay."""
         is_used = method.needs_draft_model or method.uses_draft_model
         is_wanted = is_used and self.target.traits.max_draft > 0
         return (self.drafter if is_wanted else None) or NoDrafter()
 
     def is_compiled(self, grammar: Grammar | None) -> bool:
-        """Whether a request with this grammar waits for nothing to be compiled."""
+        """Return whether a request with this grammar waits for nothing to be compiled."""
         return grammar is None or self._compiler.knows(grammar)
 
     def is_compiled_soon(self, grammar: Grammar) -> bool:
-        """Whether a new grammar takes a tenth of a second at most. Raises BadOption for what is
-        none."""
+        """Return whether a new grammar takes a tenth of a second at most. Raises BadOption for an
+        invalid grammar."""
         return self._compiler.is_quick(grammar)
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
-        """The model's own tokens that end a completion."""
+        """Return the model's own tokens that end a completion."""
         return tuple(filter(self.tokenizer.is_end, range(self.tokenizer.num_vocab)))
 
     def _mask(self, sampling: SamplingParams) -> Mask | None:
@@ -643,6 +650,6 @@ def load(
     taken_bytes: int = 0,
 ) -> LLM:
     """Load a pair. ``taken_bytes`` of the memory that looks free are other models' weights, mapped
-    from files. Raises what is wrong with the models or the pair."""
+    from files. Raises an error if something is wrong with the models or the pair."""
     resolved = resolve_pair(pair) if isinstance(pair, EngineConfig) else pair
     return LLM.of(load_pair(resolved, on_warning=on_warning, taken_bytes=taken_bytes))

@@ -671,7 +671,7 @@ def test_a_governor_anew_has_pauses_of_its_own() -> None:
     costs = {Sources.NONE: 1.0, Sources.FREE: 2.0}
     first, same = (Governor([Sources.FREE], trial=1, first_probe=1) for _ in range(2))
     assert run(first, costs, 40) == run(same, costs, 40)
-    run(first.anew(), costs, 400)
+    run(first.fresh(), costs, 400)
     later = run(first, costs, 240)
     assert later.count(Sources.FREE) == 2  # after 64 rounds, and 128
     assert later == run(same, costs, 240)

@@ -194,7 +194,7 @@ def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
     load = BatchBudget(Costs())
     for i in range(200):
         load.ended(4, 10.0 * i, is_plain_work=False)
-        load.took(1)
+        load.count_tokens(1)
     assert math.isfinite(load.costs(0).forward_s(1))
 
 
@@ -227,7 +227,7 @@ def gate_cycles(
         is_drafting = found[-1] == Sources.ALL
         busy_s += seconds[found[-1]] * (cores + drafting_cores * is_drafting)
         gate.cycle(num_requests, now_s, busy_s, is_plain_work=True)
-        gate.took(num_requests * (2 if found[-1] else 1))
+        gate.count_tokens(num_requests * (2 if found[-1] else 1))
     return found
 
 
@@ -256,7 +256,7 @@ def test_what_a_request_found_alone_does_not_hold_for_several(
     for number in range(40):
         gate.sources()
         gate.cycle(1, 0.1 * number, is_plain_work=True)
-        gate.took(1)
+        gate.count_tokens(1)
     assert gate.sources() == first, "on shared cores a batch first decodes plainly"
     found = gate_cycles(gate, 4, 0.3, 60)
     assert found[1:] == gate_cycles(Governor(cores_for_target=cores), 4, 0.3, 60)[1:]
@@ -353,7 +353,7 @@ def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
         for i in range(40):
             shared.observe({0: 1 + i % 4, 1: 1}, 0.1 + 0.02 * (i % 4))
             shared.ended(2, 0.1 * i, is_plain_work=True)
-            shared.took(3 if began else 2)
+            shared.count_tokens(3 if began else 2)
             if drafting(shared):
                 began.append(i)
         assert began[0] == 0 if shared is apart else began[0] > 12, "plain decoding comes first"
@@ -377,7 +377,7 @@ def test_an_answer_is_told_what_all_may_draft_from() -> None:
     for i in range(40):
         load.ended(2, 0.1 * i, 0.15 * i, is_plain_work=True)
         seen.append(load.costs(0).sources())
-        load.took(2 + seen[-1])
+        load.count_tokens(2 + seen[-1])
     assert seen[:16] == [Sources.NONE] * 16
     assert set(seen[18:]) <= {Sources.FREE, Sources.NONE}
     assert seen.count(Sources.FREE) > 15
@@ -389,11 +389,11 @@ def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
     gate = Governor()
     for i in range(60):
         gate.cycle(2 + 2 * (i % 2), 0.1 * i, is_plain_work=True)
-        gate.took(1)
+        gate.count_tokens(1)
         assert gate.sources() == Sources.ALL
     for i in range(60):
         gate.cycle(4, 10 + 0.1 * i, is_plain_work=False)
-        gate.took(1)
+        gate.count_tokens(1)
         assert gate.sources() == Sources.ALL
 
 
@@ -401,7 +401,7 @@ def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
     gate = Governor(cores_for_target=1)
     for i in range(-400, 0):
         gate.cycle(4, 0.1 * i, is_plain_work=True)
-        gate.took(4)
+        gate.count_tokens(4)
     found = gate_cycles(gate, 4, 0.15, 200)
     assert not any(found[:16]), "those that would draft have not waited yet"
     assert num_open(found) > 160

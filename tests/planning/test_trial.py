@@ -51,7 +51,7 @@ def test_it_is_new_until_it_was_tried() -> None:
 def test_another_one_rests_as_long_and_knows_nothing() -> None:
     trial = Trial(first_pause=4)
     rests(trial, 2)
-    other = trial.anew(rest=5)
+    other = trial.fresh(rest=5)
     assert (other.rest, other.pause, other.rate.num_rounds) == (5, 16, 0)
 
 

@@ -102,7 +102,7 @@ def submit(llm: LLM, prompt: Sequence[int], max_tokens: int = 1, owner: str = ""
     """What will be said of a completion by plain decoding."""
     said: list[object] = []
     params = SamplingParams(max_tokens=max_tokens)
-    entry = llm.scheduled(prompt, params, method="ar", say=said.append, owner=owner)
+    entry = llm.scheduled(prompt, params, method="ar", on_output=said.append, owner=owner)
     llm.scheduler.submit([entry])
     return said
 

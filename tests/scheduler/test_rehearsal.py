@@ -378,11 +378,11 @@ def test_what_the_drafter_made_is_looked_at_once_shortly_before_the_end() -> Non
 def test_a_warm_up_that_was_interrupted_does_not_make_later_ones_early() -> None:
     lead, clock = _Lead(0.001), FakeClock()
     for _ in range(20):
-        lead.took(0.002)
+        lead.observe(0.002)
     assert lead.longest_s == 0.002
-    lead.took(0.5)
+    lead.observe(0.5)
     assert lead.longest_s == 0.002
     assert lead.wait(clock.now, clock) == clock.now  # there is no time: at once
     for _ in range(3):
-        lead.took(0.004)  # it does take longer now
+        lead.observe(0.004)  # it does take longer now
     assert lead.longest_s == 0.004

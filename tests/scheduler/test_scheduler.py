@@ -96,7 +96,7 @@ class Serving:
         ask = listener.ask
         params = replace(ask.sampling, max_tokens=ask.max_tokens)
         say = listener.outputs.put
-        listener.entry = self.llm.scheduled(ask.tokens, params, method=ask.method, say=say)
+        listener.entry = self.llm.scheduled(ask.tokens, params, method=ask.method, on_output=say)
         self.thread.submit([listener.entry])
 
     def leave(self, listener: Listener) -> None:
@@ -300,7 +300,7 @@ def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) 
     params = SamplingParams(seed=1, max_tokens=1)
 
     def entry(name: str) -> ScheduledRequest:
-        return llm.scheduled(PROMPTS[0], params, say=lambda output: said.append(name))
+        return llm.scheduled(PROMPTS[0], params, on_output=lambda output: said.append(name))
 
     with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
         pool.thread.submit([entry(f"a{i}") for i in range(9)])
@@ -347,7 +347,7 @@ def test_a_request_with_many_completions_leaves_places_to_others() -> None:
             if isinstance(output, Done):
                 done.append(num)
 
-        return [llm.scheduled(PROMPTS[0], params, say=say) for _ in range(num)]
+        return [llm.scheduled(PROMPTS[0], params, on_output=say) for _ in range(num)]
 
     with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
         with pytest.raises(BadOption, match="11 completions are requested at once"):
@@ -377,7 +377,7 @@ def test_a_request_with_many_completions_leaves_a_slot_to_others() -> None:
     def entries(num: int, max_tokens: int) -> list[ScheduledRequest]:
         params = SamplingParams(logit_bias={TABLE.num_vocab - 1: -1e9}, max_tokens=max_tokens)
         return [
-            llm.scheduled(PROMPTS[0], params, method="ar", say=lambda output: None)
+            llm.scheduled(PROMPTS[0], params, method="ar", on_output=lambda output: None)
             for _ in range(num)
         ]
 
@@ -443,7 +443,7 @@ def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
         said: list[list[Output]] = [[], []]
         pool.thread.submit(
             [
-                llm.scheduled(text, params, method="ar", say=own.append)
+                llm.scheduled(text, params, method="ar", on_output=own.append)
                 for text, own in zip(texts, said, strict=True)
             ]
         )
@@ -506,7 +506,9 @@ def test_parts_are_small_beside_a_text_that_waits_for_a_draft() -> None:
     llm.target, llm.num_slots = Caches(llm.target), 2
     llm.scheduler.num_chunk, llm.scheduler.num_chunk_in_company = 64, 16
     texts = ((1, 2, 3), tuple(i % 31 for i in range(200)))
-    entries = [llm.scheduled(text, SamplingParams(), say=lambda output: None) for text in texts]
+    entries = [
+        llm.scheduled(text, SamplingParams(), on_output=lambda output: None) for text in texts
+    ]
     for entry, slot in zip(entries, llm.scheduler.slots, strict=True):
         entry.slot, entry.request.slot = slot, slot.number
     decoding, reading = entries
@@ -554,7 +556,11 @@ def test_a_prompt_that_has_logprobs_is_scored_in_small_parts_beside_others() -> 
         params = SamplingParams(max_tokens=1, prompt_logprobs=1)
         said: list[Output] = []
         pool.thread.submit(
-            [llm.scheduled(tuple(i % 31 for i in range(800)), params, method="ar", say=said.append)]
+            [
+                llm.scheduled(
+                    tuple(i % 31 for i in range(800)), params, method="ar", on_output=said.append
+                )
+            ]
         )
         short.result()
         assert pool.thread.drain(LONG_S)
@@ -591,7 +597,7 @@ def test_only_rows_of_a_prompt_are_few_beside_others() -> None:
     """The drafts of the same request are not, once its prompt is scored."""
     llm = engine_of()
     params = SamplingParams(max_tokens=9, prompt_logprobs=1)
-    entry = llm.scheduled((1, 2, 3), params, say=lambda output: None)
+    entry = llm.scheduled((1, 2, 3), params, on_output=lambda output: None)
     entry.slot = llm.scheduler.slots[0]
     wide = Draft.chain(range(12))
     entry.need = Score(wide, num_text=1)
@@ -773,7 +779,7 @@ def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
     params = SamplingParams(max_tokens=num_tokens)
     for num_launched in (1, 2, 3):
         said.clear()
-        entry = engine.scheduled(PROMPTS[0], params, method=method, say=said.append)
+        entry = engine.scheduled(PROMPTS[0], params, method=method, on_output=said.append)
         engine.scheduler.submit([entry])
         for _ in range(num_launched):
             engine.scheduler.finish_forward()
@@ -798,7 +804,7 @@ def test_who_aborts_on_hearing_a_piece_hears_no_more() -> None:
         said.append(output)
         entry.abort()
 
-    entry = engine.scheduled(PROMPTS[0], SamplingParams(max_tokens=1), method="ar", say=hear)
+    entry = engine.scheduled(PROMPTS[0], SamplingParams(max_tokens=1), method="ar", on_output=hear)
     engine.scheduler.submit([entry])
     while engine.scheduler.step():
         pass

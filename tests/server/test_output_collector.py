@@ -83,7 +83,7 @@ def test_the_log_says_what_was_generated_of_a_response_that_was_cut_short() -> N
     async def main() -> None:
         collector, (ended, running) = collector_of(2)
         ended.counts, running.counts = Counts(5, 3, 2, 1), Counts(7, 4, 6, 3)
-        ended.say(DONE)
+        ended.on_output(DONE)
         assert [output for _, output in await collector.next(LONG_S)] == [DONE]
         running.is_over = True  # the scheduler may be the first to end what was cut short
 

@@ -201,7 +201,7 @@ def answered(service: Service, asked: Ask) -> Done:
             over.set()
 
     (served,) = service.models.loaded
-    task = served.llm.scheduled(asked.tokens, asked.params, method=asked.method, say=hear)
+    task = served.llm.scheduled(asked.tokens, asked.params, method=asked.method, on_output=hear)
     served.scheduler.submit([task])
     assert over.wait(240)  # a loaded machine takes its time
     last = outputs[-1]

@@ -1,6 +1,6 @@
 """Keep freed memory in the process: rows of logits are large, and allocated at every draw.
 
-Training, whose blocks have many sizes, gives it back.
+Training, whose blocks have many sizes, returns it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _TRIM_BYTES, _MMAP_BYTES, _NUM_ARENAS = 256 << 20, 32 << 20, 1
 def keep_freed_memory() -> None:
     """Tell glibc not to return every freed array to the system.
 
-    Otherwise each array of a draw is mapped, faulted in page by page and unmapped: measured at
-    two thirds of the time of a draw from 150,000 logits. All threads share what one has freed, or
-    each of a server's threads would keep as much of its own. Does nothing with other C libraries.
+    Otherwise each array of a draw is mapped, faulted in page by page and unmapped: measured at two
+    thirds of the time of a draw from 150,000 logits. All threads share what one has freed, or each
+    of a server's threads would keep as much of its own. It does nothing with other C libraries.
     """
     if mallopt := _of_glibc("mallopt"):
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
@@ -27,12 +27,13 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Return all of it to the system, that which lies before blocks in use as well: a tenth of a
-    second for some gigabytes. Does nothing with other C libraries."""
+    """Return all freed memory to the system, also memory that lies before blocks in use. It takes a
+    tenth of a second for some gigabytes. It does nothing with other C libraries."""
     if trim := _of_glibc("malloc_trim"):
         trim(0)
 
 
 def _of_glibc(name: str) -> Any:
-    """One of its functions; None elsewhere, as in musl, which has neither."""
+    """Return one of glibc's functions; None with other libraries, such as musl, which has
+    neither."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

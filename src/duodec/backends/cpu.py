@@ -1,7 +1,7 @@
 """Identify the processor that a native build belongs to.
 
-Standard library only, and loaded by path from `scripts/setup.py` before anything is
-installed: it imports nothing of ours.
+It uses only the standard library and imports nothing of ours: `scripts/setup.py` loads it by path
+before anything is installed.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Instruction sets that a compiler or a kernel may pick. The kernel's other flags (mitigations,
+# A compiler or a kernel may choose these instruction sets. The kernel's other flags (mitigations,
 # power states) change with an update and would force needless builds.
 _X86_SETS = re.compile(
     r"(mmx|sse|ssse|pni|avx|amx|fma|f16c|bmi|abm|lzcnt|popcnt|movbe|adx|v?aes|sha|v?pclmul|gfni"
@@ -26,10 +26,11 @@ _SYSCTL_NAMES = ("machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cp
 
 
 def cpu_key() -> str:
-    """A name of this machine's processor: machines of one key can run each other's native builds.
+    """Return a name of this machine's processor: machines of one key can run each other's native
+    builds.
 
-    Made of the architecture, the model and the instruction sets, such as
-    `x86_64-3f9a0c1b22d4`. Never raises: what cannot be read is left out.
+    It is made of the architecture, the model and the instruction sets, such as
+    `x86_64-3f9a0c1b22d4`. It never raises: what cannot be read is left out.
     """
     machine = platform.machine() or "unknown"
     parts = [machine, *_description()]
@@ -37,8 +38,8 @@ def cpu_key() -> str:
 
 
 def instruction_sets() -> "list[str]":
-    """The sorted instruction sets of this processor, as `/proc/cpuinfo` names them; none where
-    that cannot be read."""
+    """Return the sorted instruction sets of this processor, as `/proc/cpuinfo` names them; none if
+    they cannot be read."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return _parsed(file)[1]
@@ -57,7 +58,8 @@ def _description() -> "list[str]":
 
 
 def parse_cpuinfo(lines: "Iterable[str]") -> "list[str]":
-    """The model and the sorted instruction sets of the first processor in `/proc/cpuinfo`."""
+    """Return the model and the sorted instruction sets of the first processor in
+    `/proc/cpuinfo`."""
     model, sets = _parsed(lines)
     return model + sets
 

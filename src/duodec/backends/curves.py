@@ -23,10 +23,10 @@ from typing import Any
 
 from duodec.errors import BadOption
 
-FLAT_ROWS = 81  # of a flat curve: a token and 80 draft tokens; beyond, in proportion
+FLAT_ROWS = 81  # a flat curve is flat up to a token and 80 draft tokens; beyond, in proportion
 _ROOFLINE, _FILE = "roofline:", ".json"
 _SOURCE = ": github.com/"
-_BITS = 4.5  # of a weight (Q4_0), unless said: the fewer, the dearer is a row for its bytes
+_BITS = 4.5  # bits of a weight (Q4_0) by default: the fewer, the dearer is a row for its bytes
 _SPEED = re.compile(r"([0-9.]+)([MGT]B)/s")
 _ARITHMETIC = re.compile(r"([0-9.]+)([GTP])FLOP(?:S|/s)")
 _WEIGHTS = re.compile(r"([0-9.]+)([MGT]B)")
@@ -41,8 +41,8 @@ Points = Sequence[tuple[int, float]]
 
 
 def interpolated(points: Points, number: int) -> float:
-    """The seconds at a number of rows or tokens: linear between points, beyond the last with the
-    slope of the last two, before the first as there."""
+    """Return the seconds at a number of rows or tokens. They are linear between points; beyond the
+    last and before the first point, the slope continues."""
     place = bisect_right(points, (number, math.inf))
     if not place or len(points) == 1:
         return points[0][1]
@@ -55,10 +55,10 @@ def interpolated(points: Points, number: int) -> float:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a forward pass by its rows, T(n), which never falls.
+    """Hold the seconds of a forward pass by its rows, T(n), which never falls.
 
-    ``text`` is what was given, and ``origin`` says for people what it is worth: a measurement with
-    its source, a model, a limit.
+    ``text`` is what was given, and ``origin`` tells people what it is worth: a measurement with its
+    source, a model, a limit.
     """
 
     points: tuple[tuple[int, float], ...]  # (rows, seconds), by rows
@@ -67,8 +67,8 @@ class CostCurve:
 
     @classmethod
     def parse(cls, text: str | float, name: str = "curve") -> CostCurve:
-        """The curve of a number (flat, of milliseconds) or a text. Raises BadOption, which calls
-        the option ``name``."""
+        """Parse a curve from a number (flat, in milliseconds) or a text. Raises BadOption, which
+        calls the option ``name``."""
         words = f"{text:g}" if isinstance(text, float) else str(text).strip()
         try:
             if words.startswith(_ROOFLINE):
@@ -85,32 +85,33 @@ class CostCurve:
 
     @classmethod
     def flat(cls, seconds: float, text: str = "", num_rows: int = FLAT_ROWS) -> CostCurve:
-        """The limit in which so many rows are free; from there they cost in proportion."""
+        """Return the limit in which ``num_rows`` are free; beyond, rows cost in proportion."""
         points = ((1, seconds), (num_rows, seconds), (2 * num_rows, 2 * seconds))
         return cls(points, text or f"{seconds * 1e3:g}", f"flat to {num_rows} rows: a limit")
 
     @classmethod
     def constant(cls, seconds: float, text: str = "") -> CostCurve:
-        """However many rows there are."""
+        """Return a curve that is the same for any number of rows."""
         return cls(((1, seconds),), text or f"{seconds * 1e3:g}", "the same for any rows: a limit")
 
     def seconds(self, num_rows: int) -> float:
-        """One forward pass of so many rows."""
+        """Return the seconds of one forward pass of ``num_rows``."""
         return interpolated(self.points, num_rows)
 
     @property
     def forward_s(self) -> float:
-        """T(1): a forward pass of plain decoding."""
+        """Return T(1): the seconds of a forward pass of plain decoding."""
         return self.seconds(1)
 
     @property
     def words(self) -> str:
-        """For people: what was given and what it is worth; a record has its source, too."""
+        """Describe for people what was given and what it is worth; a record includes its source."""
         unit = " ms" if re.fullmatch(r"[0-9.e+-]+", self.text) else ""
         return f"{self.text}{unit} ({self.origin.partition(_SOURCE)[0]})"
 
     def as_json(self) -> dict[str, Any]:
-        """For a record: its points hold whatever is published later under its name."""
+        """Return the curve for a record: its points hold whatever is published later under its
+        name."""
         return {
             "text": self.text,
             "origin": self.origin,
@@ -123,17 +124,18 @@ class CostCurve:
 
 @cache
 def published() -> Mapping[str, CostCurve]:
-    """The published curves by name; their file names the source of every figure."""
+    """Return the published curves by name; their file names the source of every figure."""
     return _read(files("duodec.data").joinpath("curves.json").read_text(encoding="utf-8"))
 
 
 def _read(text: str) -> dict[str, CostCurve]:
-    """The curves of a file. Raises ValueError, KeyError and TypeError."""
+    """Return the curves of a file. Raises ValueError, KeyError and TypeError."""
     return {name: _measured(name, **known) for name, known in json.loads(text).items()}
 
 
 def _in_file(words: str) -> CostCurve:
-    """The curve of FILE.json, or the one of that name of FILE.json:NAME. Raises ValueError."""
+    """Return the curve of FILE.json, or the one with a name from FILE.json:NAME. Raises
+    ValueError."""
     place, _, name = words.partition(_FILE)
     path = Path(place + _FILE).expanduser()
     try:
@@ -161,7 +163,7 @@ def _measured(
 
 
 def _milliseconds(words: str) -> float:
-    """Seconds of a number of milliseconds. Raises ValueError with the remedy."""
+    """Return the seconds of a number of milliseconds. Raises ValueError with the remedy."""
     try:
         number = float(words)
     except ValueError:
@@ -199,7 +201,8 @@ def _given(words: str) -> CostCurve:
 
 
 def _roofline(words: str) -> CostCurve:
-    """T(n) is the longer of reading the weights once and of the arithmetic of n rows."""
+    """Return T(n) as the longer of two times: reading the weights once, and the arithmetic of n
+    rows."""
     parts = [part.strip() for part in words[len(_ROOFLINE) :].split(",")]
     patterns = (_SPEED, _ARITHMETIC, _WEIGHTS, _WIDTH)
     numbers = [
@@ -212,7 +215,8 @@ def _roofline(words: str) -> CostCurve:
         )
     speed, arithmetic, num_bytes, *bits = numbers
     read_s = num_bytes / speed
-    row_s = 2 * num_bytes * 8 / (bits[0] if bits else _BITS) / arithmetic  # an addition, a product
+    # An addition and a product.
+    row_s = 2 * num_bytes * 8 / (bits[0] if bits else _BITS) / arithmetic
     ridge = max(1, math.floor(read_s / row_s))
     rows = sorted({1, ridge, ridge + 1, 2 * (ridge + 1)})
     points = tuple((n, max(read_s, n * row_s)) for n in rows)
@@ -220,7 +224,7 @@ def _roofline(words: str) -> CostCurve:
 
 
 def _amount(found: re.Match[str] | None) -> float:
-    """A number with its unit; 0 for none."""
+    """Return a number with its unit; 0 for none."""
     if found is None:
         return 0.0
     number, *unit = found.groups()

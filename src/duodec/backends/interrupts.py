@@ -19,11 +19,11 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _LOOK_S = 0.1  # between two looks for a signal
-_PATIENCE_S = 0.2  # of a forward pass, after Ctrl-C
+_PATIENCE_S = 0.2  # time that a forward pass has after Ctrl-C
 
 
 class _Call(Generic[T]):
-    """A call in a thread; ``discard`` frees its result when no one waits for it any more."""
+    """Run a call in a thread; ``discard`` frees its result if no caller waits for it any more."""
 
     def __init__(self, call: Callable[[], T], discard: Callable[[T], object]) -> None:
         self._call, self._discard = call, discard
@@ -76,10 +76,11 @@ def interruptible(call: Callable[[], T], discard: Callable[[T], object]) -> T:
 
 
 class _Flag:
-    """A C string that is "1" when the forward pass of the main thread should end, and "0"
-    otherwise. Entered while such a pass is computed.
+    """Hold a C string that is "1" when the forward pass of the main thread should end, and "0"
+    otherwise. It is entered while such a pass is computed.
 
-    `atoi` of the C library, called with its address, is a callback that needs no Python."""
+    `atoi` of the C library, called with its address, is a callback that needs no Python.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -101,7 +102,7 @@ class _Flag:
             self._text[0] = b"0"
 
     def running(self) -> int | None:
-        """The number of the running forward pass, if any."""
+        """Return the number of the running forward pass, if any."""
         return self._count if self._is_running else None
 
     def stop(self, count: int) -> None:
@@ -119,7 +120,7 @@ def stoppable() -> AbstractContextManager[None]:
     return FLAG if current_thread() is main_thread() else nullcontext()
 
 
-_ends: list[int] = []  # of the pipe to which Python writes signals, once there is one
+_ends: list[int] = []  # ends of the pipe to which Python writes signals, once there is one
 
 
 def listen() -> None:
@@ -144,5 +145,6 @@ def _watch(reading: int) -> None:
 
 
 def callback(kind: Any) -> Any:
-    """The flag's function as a library's callback type; pass `FLAG.address` as its argument."""
+    """Return the flag's function as a library's callback type; pass `FLAG.address` as its
+    argument."""
     return kind(FLAG.function)

@@ -20,14 +20,15 @@ from duodec.machine.core_plan import CorePlan
 
 
 class OpenVocabulary(Tokenizer, Protocol):
-    """A vocabulary that is freed when it is closed."""
+    """Define a vocabulary that is freed when it is closed."""
 
     def by_value(self) -> VocabularyRecipe: ...
     def close(self) -> None: ...
 
 
 class TargetModel(Tokenizer, Protocol):
-    """A model's vocabulary and its facts; the chat template is its own unless another is set."""
+    """Define a model's vocabulary and its facts; the chat template is its own unless another is
+    set."""
 
     chat_template: str | None
 
@@ -43,21 +44,21 @@ class TargetModel(Tokenizer, Protocol):
     def num_bytes(self) -> int: ...
     @property
     def is_read(self) -> bool:
-        """Whether its weights are in memory; otherwise they are read from the disk as they are
-        used."""
+        """Return whether its weights are in memory; otherwise they are read from the disk as they
+        are used."""
 
     @property
     def num_context_train(self) -> int: ...
     @property
     def cache_bytes_per_token(self) -> int: ...
     def by_value(self) -> VocabularyRecipe:
-        """Its vocabulary, for another process to load."""
+        """Return its vocabulary, for another process to load."""
 
     def close(self) -> None: ...
 
 
 class RunningTarget(Target, Protocol):
-    """A target with its cache."""
+    """Define a target with its cache."""
 
     def use_threads(self, num_threads: int) -> None: ...
     def close(self) -> None: ...
@@ -65,8 +66,8 @@ class RunningTarget(Target, Protocol):
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A loaded model; `start` makes the target that computes it, for texts of so many tokens, and
-    raises ModelUnreadable if memory is too short."""
+    """Hold a loaded model. `start` makes the target that computes it, for texts of a number of
+    tokens, and raises ModelUnreadable if memory is too short."""
 
     model: TargetModel
     placement: Placement
@@ -76,26 +77,26 @@ class LoadedTarget:
     free_bytes: Callable[[], int] | None = None  # of its own device's memory, if known
     widths: Widths = field(default_factory=Widths)  # rows of a forward pass that continues a text
     pass_s: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a forward pass by its rows, as far as loading measured them."""
-    footprint: Footprint | None = None  # if it was estimated before loading
+    """The seconds of a forward pass by its rows, as far as loading measured them."""
+    footprint: Footprint | None = None  # set if it was estimated before loading
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether it computes on cores that a drafter would use, if only in part."""
+        """Return whether it computes on cores that a drafter would use, even if only in part."""
         return self.placement.uses_cores
 
 
-Rows = NDArray[np.float32]  # (texts, numbers of a row)
+Rows = NDArray[np.float32]  # shape (texts, numbers of a row)
 
 
 class Embedder(Protocol):
-    """A model that computes one row of each text: an embedding, or a score of a query and a
-    document, where it ``ranks``. Not for several threads at once, but for tokens."""
+    """Compute one row of each text: an embedding, or if it ``ranks``, a score of a query and a
+    document. Only tokenising is thread-safe."""
 
     num_context: int  # most tokens of a text
     num_pass: int  # tokens of a forward pass of several texts
-    most_texts: int  # of a forward pass
-    num_forwards: int  # so far
+    most_texts: int  # texts of a forward pass
+    num_forwards: int  # forward passes so far
 
     @property
     def num_dims(self) -> int: ...
@@ -107,34 +108,36 @@ class Embedder(Protocol):
     def pooling(self) -> str: ...
     @property
     def is_matryoshka(self) -> bool:
-        """Whether the first numbers of an embedding are one themselves, by training."""
+        """Return whether the first numbers of an embedding are also an embedding, by training."""
 
     @property
     def shares_cores(self) -> bool:
-        """Whether it computes on cores of this machine."""
+        """Return whether it computes on cores of this machine."""
 
     @property
     def num_mapped_bytes(self) -> int:
-        """Bytes of weights that count as free memory, as they are mapped from a file."""
+        """Return the bytes of weights that count as free memory, as they are mapped from a file."""
 
     def tokens_of(self, text: str) -> list[int]:
-        """With those that begin and end a text."""
+        """Return the tokens of a text, with those that begin and end it."""
 
     def pair_tokens(self, query: str, document: str) -> list[int]:
-        """Of a query and a document, for a model that ranks."""
+        """Return the tokens of a query and a document, for a model that ranks."""
 
     def cut(self, tokens: Sequence[int]) -> list[int]:
-        """As many tokens from the beginning as a text may have, ended as it ends one."""
+        """Return as many tokens from the beginning as a text may have, ended as the model ends a
+        text."""
 
     def rows(self, texts: Sequence[Sequence[int] | Tokens]) -> Rows:
-        """A row of each text, as computed: one forward pass, but for one long text. Raises
-        ComputeFailed."""
+        """Return a row of each text, as computed in one forward pass, or in several for one long
+        text. Raises ComputeFailed."""
 
     def close(self) -> None: ...
 
 
 def num_fitting(sizes: Iterable[int], most_tokens: int, most_texts: int) -> int:
-    """How many texts of these sizes, from the first on, a forward pass takes; at least one."""
+    """Return how many texts of these sizes, from the first on, fit in a forward pass; at least
+    one."""
     num, total = 0, 0
     for size in sizes:
         total += size
@@ -145,7 +148,7 @@ def num_fitting(sizes: Iterable[int], most_tokens: int, most_texts: int) -> int:
 
 
 def normalised(rows: Rows) -> Rows:
-    """Rows of length 1, as llama.cpp's server sends them; one of zeros stays."""
+    """Return rows of length 1, as llama.cpp's server sends them; a row of zeros stays."""
     lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=-1, keepdims=True))
     scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     found: Rows = (rows * scale.astype(np.float32)).astype(np.float32)
@@ -153,7 +156,7 @@ def normalised(rows: Rows) -> Rows:
 
 
 def checked_context(num_context: int, trained: int) -> int:
-    """Raises ContextExceeded for more than the model was trained for."""
+    """Return the context; raise ContextExceeded for more than the model was trained for."""
     if num_context > trained:
         raise ContextExceeded(
             f"context is {num_context} and the model was trained for {trained} tokens; "

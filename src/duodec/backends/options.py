@@ -1,4 +1,4 @@
-"""Declare what a user says of any target, whichever library computes it."""
+"""Declare the options of any target, whichever library computes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """What every backend is told. Described fields are options of the command line."""
+    """Hold the options of every backend. Described fields are options of the command line."""
 
     exact: Annotated[
         bool,
@@ -79,5 +79,5 @@ class TargetOptions:
 
     @property
     def dtype_name(self) -> str:
-        """Spelled out: `bf16` is bfloat16."""
+        """Return the name in full: `bf16` is bfloat16."""
         return DTYPES[self.dtype]

@@ -11,7 +11,7 @@ from duodec.backends.curves import CostCurve
 from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.traits import TargetCache, TargetTraits
 
-_SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
+_SPIN_S = 0.0002  # the last moments of a wait are spun, since sleeping is not that exact
 
 
 def wait_until(deadline: float) -> None:
@@ -24,13 +24,13 @@ def wait_until(deadline: float) -> None:
 
 
 def num_rows(queries: Sequence[Query]) -> int:
-    """Rows of a forward pass: one after each text, and one after each draft token."""
+    """Return the rows of a forward pass: one after each text, and one after each draft token."""
     return sum(1 + len(query.draft) for query in queries)
 
 
 @dataclass(frozen=True)
 class Due:
-    """Scores that are given out at a moment."""
+    """Give out scores at a moment."""
 
     scores: list[Scores]
     due_s: float
@@ -42,7 +42,7 @@ class Due:
 
 @dataclass
 class TargetAround(Target):
-    """A target around another, which it leaves as it is but for what it overrides."""
+    """Wrap a target, which stays as it is except for what this overrides."""
 
     target: Target
 
@@ -70,7 +70,7 @@ class TargetAround(Target):
 
 @dataclass
 class PacedTarget(TargetAround):
-    """A real target whose forward passes take at least what ``curve`` says of their rows."""
+    """Slow a real target: its forward passes take at least what ``curve`` gives for their rows."""
 
     curve: CostCurve
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Placement(Enum):
-    """Where a target's forward passes are computed."""
+    """Name where a target's forward passes are computed."""
 
     CPU = "cpu"
     SPLIT = "split"  # some weights on the CPU, such as a mixture's experts, the rest on a GPU
@@ -14,5 +14,5 @@ class Placement(Enum):
 
     @property
     def uses_cores(self) -> bool:
-        """A forward pass needs cores of its own."""
+        """Return whether a forward pass needs cores of its own."""
         return self is not Placement.ELSEWHERE

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepTime:
-    """A draft step that expands ``num_leaves`` sequences after ``num_text`` tokens, with flash
-    attention or without."""
+    """Record a draft step that expands ``num_leaves`` sequences after ``num_text`` tokens, with
+    flash attention or without."""
 
     num_text: int
     num_leaves: int

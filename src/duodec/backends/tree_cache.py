@@ -1,18 +1,18 @@
 """Track which cells of a unified KV cache hold which tree, independent of any library.
 
-A slot's cells are a memo: the *trunk* (a text) and the *nodes* of a tree under it. `fit` takes the
+A slot's cells cache the *trunk* (a text) and the *nodes* of a tree under it. `fit` receives the
 text and the tree that are needed, keeps what matches, frees the rest and returns what must be
 computed. A sequence id is the path from the first token of the text down to one leaf, and a token
 belongs to the ids of all leaves below it, as llama.cpp requires. Ids lag behind the trunk until
 they are needed; then only the positions they lack are copied.
 
-Attention sums in the order of cells. Where sums must not depend on the drafts, an *ordered* slot
-keeps a text's tokens in consecutive cells: of an accepted branch it keeps the cells right after the
+Attention sums in the order of cells. If sums must not depend on the drafts, an *ordered* slot keeps
+a text's tokens in consecutive cells: of an accepted branch it keeps the cells right after the
 trunk, and recomputes the rest with the next forward pass.
 
 Of a long text a slot may hold only the text's first tokens and its last part. The first tokens are
 placed right before that part, at the positions of omitted tokens. Positions are absolute. Older
-text is added as a *block*, computed under its own id after its own first tokens; once it is
+text is added as a *block*, computed under its own id after its own first tokens. Once it is
 complete, it joins all of the slot's ids and replaces the first tokens that were there.
 """
 
@@ -30,7 +30,7 @@ from duodec.core.sampling.sampler import Tokens
 
 
 class Cells(Protocol):
-    """The operations of the cache; positions are absolute."""
+    """Operate on the cache; positions are absolute."""
 
     def remove(self, seq: int, begin: int, end: int = -1) -> None:
         """Remove positions begin .. end - 1 from a sequence; -1: all from ``begin`` on."""
@@ -40,12 +40,12 @@ class Cells(Protocol):
 
 
 class OutOfSequences(Exception):
-    """A tree has more leaves than there are free sequence ids."""
+    """Raised for a tree with more leaves than there are free sequence ids."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A token to compute: its position, the leaves it leads to, the row it gives."""
+    """Describe a token to compute: its position, the leaves it leads to, the row it gives."""
 
     token: int
     position: int
@@ -55,16 +55,16 @@ class Entry:
 
 @dataclass(eq=False)
 class _Node:
-    """A token in the cache, under the trunk; the root stands for the trunk's end."""
+    """Hold a token in the cache, under the trunk; the root stands for the trunk's end."""
 
     token: int = -1
     parent: _Node | None = None
-    position: int = -1  # in the text; not of the root
+    position: int = -1  # position in the text; unused for the root
     children: dict[int, _Node] = field(default_factory=dict)
-    place: int = -1  # of its cell, if the slot's cells are consecutive
+    place: int = -1  # place of its cell, if the slot's cells are consecutive
 
     def chain(self) -> list[_Node]:
-        """From this node up to the root, the root included."""
+        """Return the nodes from this one up to the root, the root included."""
         nodes = [self]
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
@@ -73,7 +73,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a slot must compute: the rest of the text, then nodes of the tree."""
+    """Hold what a slot must compute: the rest of the text, then nodes of the tree."""
 
     text: list[Entry]
     nodes: list[Entry]
@@ -83,18 +83,18 @@ class Missing:
 
 @dataclass
 class _Block:
-    """Older text being computed: first tokens of the text, then the text from ``begin`` on."""
+    """Hold older text being computed: first tokens of the text, then the text from ``begin`` on."""
 
     seq: int
     begin: int
-    place: int  # of the first token
+    place: int  # place of the first token
     tokens: list[int]
     num_read: int = 0
 
 
 class SlotCache:
-    """The cells of one slot. ``free_ids`` is shared by the slots of one cache; ``num_first`` tokens
-    of a text come before a part of it."""
+    """Track the cells of one slot. ``free_ids`` is shared by the slots of one cache; ``num_first``
+    tokens of a text come before a part of it."""
 
     def __init__(
         self,
@@ -122,22 +122,22 @@ class SlotCache:
 
     @property
     def place(self) -> int:
-        """The first position that has a cell."""
+        """Return the first position that has a cell."""
         return self._place_of(self.begin)
 
     def num_known(self, text: Tokens) -> int:
-        """How many of the text's first tokens need not be computed."""
+        """Return how many of the text's first tokens need not be computed."""
         common = common_prefix(self.trunk, text)
         return common if common > self.begin or not self.begin else 0
 
     @property
     def holder(self) -> int | None:
-        """A sequence that has all of the trunk; None where nothing is cached."""
+        """Return a sequence that has all of the trunk; None if nothing is cached."""
         whole = len(self.trunk)
         return next((seq for seq, num in self._shared.items() if num == whole), None)
 
     def make_room(self, text: Tokens) -> int:
-        """Forget everything. Returns the sequence to which the caller copies ``text``."""
+        """Forget everything. Return the sequence to which the caller copies ``text``."""
         self.drop()
         seq = self._free_ids.pop()
         self.trunk, self._tip[seq], self._shared[seq] = text, self._root, len(text)
@@ -193,12 +193,13 @@ class SlotCache:
 
     @property
     def num_to_come(self) -> int:
-        """Tokens of the current block that are still to be computed; 0: there is none."""
+        """Return how many tokens of the current block are still to be computed; 0 if there is
+        none."""
         return len(self._block.tokens) - self._block.num_read if self._block else 0
 
     def open_block(self, begin: int) -> None:
-        """Let the text's part begin at ``begin``, once the entries of the block are computed: older
-        text and first tokens before it, or only first tokens where text is removed. Raises
+        """Let the text's part begin at ``begin``, once the entries of the block are computed. These
+        are older text and first tokens before it, or only first tokens if text is removed. Raises
         OutOfSequences."""
         self.close_block()
         if not self._free_ids:
@@ -212,7 +213,7 @@ class SlotCache:
         self._block = _Block(self._free_ids.pop(), begin, place, first + older)
 
     def block_entries(self, num_tokens: int) -> list[Entry]:
-        """The next tokens of the block."""
+        """Return the next tokens of the block."""
         block = self._block
         assert block is not None
         begin = block.num_read
@@ -244,7 +245,7 @@ class SlotCache:
             self._block = None
 
     def _leads_to(self, text: Tokens) -> bool:
-        """Whether the text begins with the tokens that are omitted here."""
+        """Return whether the text begins with the tokens that are omitted here."""
         common = common_prefix(self.trunk, text)
         return len(text) > self.begin and common >= min(len(self.trunk), self.begin + 1)
 
@@ -306,7 +307,7 @@ class SlotCache:
         self._root.parent = None
 
     def _match(self, draft: Draft, wanted: set[int]) -> dict[int, _Node]:
-        """Draft nodes that are cached and need not be computed again."""
+        """Return the draft nodes that are cached and need not be computed again."""
         known: dict[int, _Node] = {}
         for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             above = self._root if parent == ROOT else known.get(parent)
@@ -367,7 +368,7 @@ class SlotCache:
         ]
         computed: dict[int, _Node] = {}
         node_entries: list[Entry] = []
-        # an ordered slot knows none: there a first child's cell must be next to its parent's
+        # An ordered slot knows none: there a first child's cell must be next to its parent's.
         for i in new if known else draft.preorder():
             token, parent = draft.tokens[i], parents[i]
             above = self._root if parent == ROOT else computed.get(parent) or known[parent]
@@ -378,9 +379,9 @@ class SlotCache:
         return Missing(text_entries, node_entries, computed, tips)
 
     def _claim(self, node: _Node, taken: dict[int, int], ends: dict[_Node, list[int]]) -> int:
-        """A sequence id that ends at ``node`` and is not taken: an existing one, or a copy.
-        ``ends`` has the ids by the nodes at which they ended before any was claimed, at the root
-        those first that lag behind the trunk by least."""
+        """Return a sequence id that ends at ``node`` and is not taken: an existing one, or a copy.
+        ``ends`` holds the ids by the nodes at which they ended before any was claimed. At the root,
+        those that lag behind the trunk least come first."""
         num_trunk = len(self.trunk)
         seq = next((seq for seq in ends.get(node, ()) if seq not in taken), None)
         if seq is not None and (node is not self._root or self._shared[seq] == num_trunk):
@@ -400,7 +401,7 @@ class SlotCache:
         return seq
 
     def _spare(self, taken: dict[int, int]) -> int:
-        """An id whose tokens another id has too, without what it had beyond the trunk."""
+        """Return an id whose tokens another id also has, without what it had beyond the trunk."""
         for seq, tip in self._tip.items():
             others = (end for other, end in self._tip.items() if other != seq)
             if seq not in taken and any(tip in end.chain() for end in others):
@@ -409,7 +410,8 @@ class SlotCache:
         raise OutOfSequences
 
     def _source(self, node: _Node, target: int, ends: dict[_Node, list[int]]) -> int:
-        """An id that has all of the path down to ``node``: it ends there or at a leaf below."""
+        """Return an id that has all of the path down to ``node``: it ends there or at a leaf
+        below."""
         while node.children:
             node = next(iter(node.children.values()))
         return next(

@@ -23,7 +23,7 @@ from duodec.machine.signals import INTERRUPTED, ended_quietly, is_server, leave
 
 
 class _Root(Group):
-    """All commands; a Ctrl-C that none of them handled ends with one line."""
+    """Hold all commands; a Ctrl-C that none of them handled ends with one line."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; return the exit status."""
     _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # text that the terminal cannot show is not an error
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         except (typer.Abort, KeyboardInterrupt):
             return INTERRUPTED
         except Exception as error:  # noqa: BLE001  raised again where it is none of ours
-            if deadline.is_interrupted:  # of which something made another exception
+            if deadline.is_interrupted:  # some code made another exception of the interrupt
                 say_dim("interrupted")
                 return INTERRUPTED
             return report_error(error, arguments, Commands(OWN))

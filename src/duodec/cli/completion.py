@@ -19,7 +19,7 @@ from duodec.core.sampling.sampler import SamplingParams
 if TYPE_CHECKING:
     from duodec.llm import LLM
 
-_LONG = 256  # tokens of a prompt that take a moment on a CPU
+_LONG = 256  # a prompt of this many tokens takes a moment on a CPU
 _PROBE_TOKENS = 8
 _LONGEST_PROBE_S = 3.0  # a comparison that takes longer is not worth the wait
 _PROBE_S = 1.0  # the limit once there are a few rounds
@@ -28,7 +28,7 @@ _FEWEST = 3  # rounds that make a median
 
 @dataclass(frozen=True)
 class StreamedCompletion:
-    """The completion of a prompt."""
+    """Hold the completion of a prompt."""
 
     method: str
     prompt: Sequence[int]  # tokens
@@ -49,9 +49,8 @@ def stream_completion(
     choice: int = 0,
     is_quiet: bool = False,
 ) -> StreamedCompletion:
-    """Stream the completion of a tokenised prompt, which a spinner says is read if it is long and
-    not ``is_quiet``. Raises Stopped, OutputClosed and what
-    `LLM.stream` raises."""
+    """Stream the completion of a tokenised prompt. A spinner shows while a long prompt is read,
+    unless ``is_quiet``. Raises Stopped, OutputClosed and what `LLM.stream` raises."""
     chosen = llm.method(method)
     params = replace(sampling, max_tokens=max_tokens, stop=tuple(stop))
     events = llm.stream(
@@ -77,9 +76,10 @@ def stream_completion(
 
 
 def plain_seconds(llm: LLM, done: StreamedCompletion, sampling: SamplingParams) -> float | None:
-    """Seconds a token of plain decoding on this machine, at the end of this text.
+    """Return the seconds per token of plain decoding on this machine, at the end of this text.
 
-    The completion's last tokens are decoded again: one seed, one text. None if it is too short.
+    The completion's last tokens are decoded again: one seed gives one text. None if the text is too
+    short.
     """
     tail = done.finished.tokens[-_PROBE_TOKENS:]
     expected_s = (_FEWEST + 1) * done.finished.stats.median_forward_s

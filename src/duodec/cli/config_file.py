@@ -23,11 +23,12 @@ from duodec.errors import BadOption, DuodecError
 VARIABLE = "DUODEC_CONFIG"
 
 Sections = dict[str, dict[str, object]]
-"""Options by parameter; the values are strings or lists of strings. "" is the top of the file."""
+"""Options by parameter; the values are strings or lists of strings. "" is the top level of the
+file."""
 
 
 def default_file() -> Path:
-    """Where the file is that is read if none is named; it may not exist."""
+    """Return the file that is read if none is named; it may not exist."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "duodec" / "config.yaml"
 
@@ -55,7 +56,7 @@ def apply(context: typer.Context, named: Path | None) -> Path | None:
 
 
 def _check_names(sections: Sections, commands: dict[str, set[str]], file: Path) -> None:
-    """Raises BadOption for a command or an option that does not exist."""
+    """Raise BadOption for a command or an option that does not exist."""
     for section, options in sections.items():
         if section and section not in commands:
             raise BadOption(f"{file} has no command '{section}' to set{_hint(section, commands)}")
@@ -73,11 +74,11 @@ def _hint(name: str, known: Any) -> str:
 
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
-    """Every command's full name and its parameters."""
+    """Yield every command's full name and its parameters."""
     for name in group.commands:
         try:
             command = group.commands[name]
-        except DuodecError:  # of a package that is broken, which its own use tells
+        except DuodecError:  # a package is broken; using it reports the error
             continue
         yield f"{before}{name}", {str(parameter.name) for parameter in command.params}
         if hasattr(command, "commands"):
@@ -85,7 +86,7 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
 
 
 def read_options(file: Path) -> Sections:
-    """The options of a YAML file, by command. Raises BadOption."""
+    """Return the options of a YAML file, by command. Raises BadOption."""
     import yaml
 
     try:
@@ -110,7 +111,8 @@ def read_options(file: Path) -> Sections:
 
 
 def _pairs(node: Any) -> list[tuple[str, Any]]:
-    """The keys and values of a mapping; a mapping in it is a list of pairs, which may repeat."""
+    """Return the keys and values of a mapping. A nested mapping becomes a list of pairs, in which
+    keys may repeat."""
     import yaml
 
     if node is None:

@@ -1,4 +1,4 @@
-"""Tell errors that a user can cause: one line on stderr, and the exit status of its class."""
+"""Report errors that a user can cause: one line on stderr, and the exit status of their class."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from duodec.cli.spelling import UsageError, as_typed, typed
 from duodec.errors import BadOption, DuodecError
 from duodec.machine.files import is_full
 
-_CLOSED = 141  # as a shell reports SIGPIPE
+_CLOSED = 141  # a shell reports SIGPIPE so
 
 
 def report_error(error: Exception, arguments: Sequence[str], commands: Collection[str]) -> int:
-    """The exit status of an error that users can cause, once they are told; raises any other."""
+    """Report an error that users can cause, and return its exit status; raise any other error."""
     if isinstance(error, DuodecError):
         warn(_words(error, arguments))
         return error.exit_status
@@ -36,7 +36,7 @@ def report_error(error: Exception, arguments: Sequence[str], commands: Collectio
 
 
 def _words(error: DuodecError, arguments: Sequence[str]) -> str:
-    """A message that names the option as it was typed, if one is at fault."""
+    """Return a message that names the option as it was typed, if one is at fault."""
     words = str(error)
     if isinstance(error, BadOption) and error.flags:
         found = typed(error.flags, arguments)
@@ -45,7 +45,7 @@ def _words(error: DuodecError, arguments: Sequence[str]) -> str:
     return words
 
 
-_REMEDIES = {  # of what the parser says
+_REMEDIES = {  # remedies for messages of the parser
     "Input should be a valid integer": "write a whole number",
     "Input should be a valid number": "write a number",
     r"Input should be greater than or equal to (\S+)": r"use \1 or more",
@@ -53,7 +53,7 @@ _REMEDIES = {  # of what the parser says
 
 
 def _usage_words(error: Exception, arguments: Sequence[str], commands: Collection[str]) -> str:
-    """The parser's message, with options as they were typed and the value."""
+    """Return the parser's message, with options as they were typed and the value."""
     context = getattr(error, "ctx", None)
     named = " ".join(["duodec", *(word for word in arguments[:1] if word in commands)])
     command = context.command_path if context else named

@@ -1,7 +1,7 @@
 """Print a command's help: a screen of it with `--help`, all of it with `--help-all`.
 
-A command's epilog is sections: a title that ends in a colon, then lines. Those of the examples are
-commands, each with an optional comment.
+A command's epilog has sections: a title that ends in a colon, then lines. The lines of the examples
+are commands, each with an optional comment.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from duodec.cli.output import has_colour
 from duodec.errors import DuodecError
 from duodec.methods.registry import METHODS, names
 
-_MOST = 17  # options of a short help
+_MOST = 17  # most options of a short help
 _MOST_EXAMPLES = 6
-_WIDEST = 100  # columns
-_NAMES = 26  # columns of an option's names; longer ones have a line of their own
-# of the commands with more options than that, those that a newcomer looks for
+_WIDEST = 100  # most columns
+_NAMES = 26  # columns of an option's names; longer ones get their own line
+# Newcomers look for these options in commands that have more than _MOST.
 _BASIC = (
     "prompt", "model", "file", "target", "draft", "method", "max-tokens", "temperature", "seed",
     "system", "raw", "context", "threads", "device", "gpu-layers", "json", "output", "host",
@@ -35,7 +35,7 @@ _BASIC = (
     "from", "prompts", "minutes", "loss", "layers", "quantize",
 )  # fmt: skip
 
-_COMMON = "Common"  # the part of options that belong to none
+_COMMON = "Common"  # heading of options that belong to no other
 _COMMAND = re.compile(r"([A-Z_]+=\S+ )?(duodec|cat|curl) ")
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
@@ -44,7 +44,8 @@ Rows = list[tuple[str, str]]
 
 
 class Command(TyperCommand):
-    """A command whose `--help` fits on a screen; the list of methods is part of `--help-all`."""
+    """Show a command whose `--help` fits on a screen; the list of methods is part of
+    `--help-all`."""
 
     is_whole = False
 
@@ -56,14 +57,15 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands, a line each."""
+    """Show a group with one line per command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args[:1] == ["help"] and "help" not in self.commands:  # as git and Ollama have it
+        if args[:1] == ["help"] and "help" not in self.commands:  # git and Ollama allow this
             args = [*args[1:], "--help"]
-        # what follows the name of a command is that command's
+        # What follows the name of a command belongs to that command.
         at = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
-        own = ["--help" if word == "--help-all" else word for word in args[:at]]  # it is whole
+        # The group's own help is always whole.
+        own = ["--help" if word == "--help-all" else word for word in args[:at]]
         return super().parse_args(ctx, [*spelling.read(own, self, ctx), *args[at:]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -75,7 +77,7 @@ class Group(TyperGroup):
         return list(self.commands)
 
     def _said_of(self, name: str) -> str:
-        """What a command does, or why a package's cannot be asked."""
+        """Return what a command does, or why a package's command cannot be loaded."""
         try:
             return _first_sentence(self.commands[name].help or "")
         except DuodecError as error:
@@ -83,7 +85,7 @@ class Group(TyperGroup):
 
 
 def show_all(context: typer.Context, is_asked: bool) -> None:
-    """Print the whole help and leave, if asked."""
+    """Print the whole help and exit, if requested."""
     if not is_asked:
         return
     command: Any = context.command
@@ -96,7 +98,8 @@ def show_all(context: typer.Context, is_asked: bool) -> None:
 
 
 def _short(command: Any, context: Any) -> str:
-    """The first paragraph; the options that matter most, with their first clauses; examples."""
+    """Return the first paragraph, the most important options with their first clauses, and
+    examples."""
     options = [p for p in _options(command, context) if p.name != "help_all"]
     shown = options
     if len(options) > _MOST:
@@ -116,7 +119,7 @@ def _short(command: Any, context: Any) -> str:
 
 
 def _whole(command: Any, context: Any) -> str:
-    """The description, every option in its part, the epilog, and the methods."""
+    """Return the description, all options by heading, the epilog, and the methods."""
     lines = _head(command, context, is_whole=True)
     parts: dict[str, Rows] = {}
     for p in _options(command, context):
@@ -135,7 +138,7 @@ def _whole(command: Any, context: Any) -> str:
 
 
 def _head(command: Any, context: Any, *, is_whole: bool = False) -> list[str]:
-    """The usage and the description."""
+    """Return the usage and the description."""
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     lines = [f"{_bold('Usage:')} {usage}", ""]
@@ -145,7 +148,7 @@ def _head(command: Any, context: Any, *, is_whole: bool = False) -> list[str]:
 
 
 def _sections(epilog: str) -> Iterator[str]:
-    """The lines of an epilog, after an empty one each section."""
+    """Yield the lines of an epilog, with an empty line before each section."""
     for section in filter(None, re.split(r"\n{2,}", epilog.strip())):
         title, _, body = section.partition(":\n")
         if not body:
@@ -163,7 +166,7 @@ def _sections(epilog: str) -> Iterator[str]:
 
 
 def _command(line: str) -> list[str]:
-    """A command, wrapped between its words so that it still is one."""
+    """Return a command, wrapped between its words so that it can still be copied."""
     lines = ["  "]
     for word in _WORD.findall(line):
         if len(lines[-1]) + len(word) + len(" \\") > _width():
@@ -174,7 +177,7 @@ def _command(line: str) -> list[str]:
 
 
 def _table(rows: Rows) -> Iterator[str]:
-    """Names on the left, what they mean on the right, wrapped."""
+    """Yield lines with names on the left and their meanings on the right, wrapped."""
     widest = min(_NAMES, max((len(name) for name, _ in rows), default=0))
     for name, words in rows:
         shown = _wrapped(words, " " * (widest + 4)) or [""]
@@ -186,7 +189,7 @@ def _table(rows: Rows) -> Iterator[str]:
 
 
 def _wrapped(words: str, indent: str = "") -> list[str]:
-    """Lines within the width."""
+    """Return lines that fit the width."""
     return textwrap.wrap(
         words, _width(), initial_indent=indent, subsequent_indent=indent,
         break_long_words=False, break_on_hyphens=False,
@@ -218,7 +221,7 @@ def _names(parameter: Any) -> set[str]:
 
 
 def _shortest(flags: Sequence[str]) -> tuple[str, ...]:
-    """The shortest and the longest of several names."""
+    """Return the shortest and the longest of several names."""
     return (flags[0], flags[-1]) if len(flags) > 1 else tuple(flags)
 
 
@@ -238,7 +241,7 @@ def _value(parameter: Any) -> str:
 
 
 def _environment(parameter: Any, context: Any) -> list[str]:
-    """The variables that set an option."""
+    """Return the variables that set an option."""
     names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
     prefix = context.auto_envvar_prefix
     if not names and prefix and not _is_argument(parameter) and parameter.name != "help":
@@ -263,5 +266,5 @@ def _first_clause(words: str) -> str:
 
 
 def _first_line(kind: object) -> str:
-    """The first line of a method's module."""
+    """Return the first line of a method's module."""
     return (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]

@@ -1,8 +1,9 @@
-"""Ctrl-C: end an interrupted command within a second, or a completion at the next safe moment.
+"""Handle Ctrl-C: end an interrupted command within a second, or a completion at the next safe
+moment.
 
 Ctrl-C raises KeyboardInterrupt, so that a command keeps what it has and closes what it opened. That
-may take longer than anybody wants to wait, and a library may swallow the exception or turn it into
-another: so a timer ends the process, and a second Ctrl-C does at once.
+may take too long, and a library may swallow the exception or turn it into another. So a timer ends
+the process, and a second Ctrl-C does so at once.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from types import FrameType
 from duodec.backends.interrupts import listen
 from duodec.machine.signals import end_now
 
-SECONDS = 0.6  # of the second that is promised; waking up takes time on a busy machine
+SECONDS = 0.6  # less than the promised second: waking up takes time on a busy machine
 
 
 class Deadline:
-    """While entered, Ctrl-C starts the timer. For the main thread; elsewhere it does nothing."""
+    """While entered, let Ctrl-C start the timer. It works only in the main thread."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.is_interrupted = False
@@ -47,7 +48,7 @@ class Deadline:
         if self.is_interrupted:
             end_now()
         self.is_interrupted = True
-        # what fails because of it is no news: one line is enough
+        # Failures that follow from the interrupt are not reported: one line is enough.
         sys.unraisablehook = lambda _: None
         threading.excepthook = lambda _: None
         self._timer.start()
@@ -56,7 +57,7 @@ class Deadline:
 
 @contextmanager
 def ended_as_interrupted() -> Iterator[None]:
-    """While entered, SIGTERM and the end of the terminal do what Ctrl-C does: a command that has
+    """While entered, let SIGTERM and the end of the terminal act as Ctrl-C: a command that has
     started other processes ends them."""
     if current_thread() is not main_thread():
         yield
@@ -74,11 +75,11 @@ def ended_as_interrupted() -> Iterator[None]:
 
 
 class Stopped(Exception):
-    """The user pressed Ctrl-C before the first token."""
+    """Raised if the user pressed Ctrl-C before the first token."""
 
 
 class Interruption:
-    """While entered, Ctrl-C requests a stop at the next safe moment.
+    """While entered, let Ctrl-C request a stop at the next safe moment.
 
     After ``patience`` more presses it raises KeyboardInterrupt wherever the program is.
     """
@@ -97,7 +98,7 @@ class Interruption:
         signal.signal(signal.SIGINT, self._before)
 
     def check(self) -> None:
-        """Raises Stopped if a stop was requested."""
+        """Raise Stopped if a stop was requested."""
         if self.is_asked:
             raise Stopped
 

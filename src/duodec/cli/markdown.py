@@ -14,20 +14,21 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.markdown import Markdown
 
-_REFRESH_S = 0.06  # between two drawings of the block that is being written
-_MARGIN = 2  # lines of the terminal that it never fills
+_REFRESH_S = 0.06  # seconds between two drawings of the block that is being written
+_MARGIN = 2  # lines of the terminal that stay free
 
 
 def writer_for(*, show_draft: bool, is_plain: bool) -> CompletionWriter:
-    """Rendered on a terminal; as it is in a pipe, on request, and where drafts are tinted."""
+    """Return a writer that renders on a terminal. In a pipe, on request, and where drafts are
+    tinted, it writes the text as it is."""
     if is_plain or show_draft or not is_terminal(sys.stdout):
         return CompletionWriter(show_draft=show_draft)
     return MarkdownWriter(sys.stdout)
 
 
 def num_finished(text: str) -> int:
-    """Characters of the blocks at the beginning that further text cannot change: up to the last
-    empty line that is not in a fence of code."""
+    """Return the length of the leading blocks that further text cannot change: up to the last empty
+    line that is not in a fence of code."""
     at, found, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):
         at += len(line)
@@ -42,7 +43,7 @@ def num_finished(text: str) -> int:
 
 
 def markdown(text: str) -> Markdown:
-    """Text as Markdown; tags such as <b> are text, which rich would leave out."""
+    """Parse text as Markdown. Tags such as <b> are text; rich would leave them out."""
     from markdown_it import MarkdownIt
     from rich.markdown import Markdown
 
@@ -53,7 +54,7 @@ def markdown(text: str) -> Markdown:
 
 
 class MarkdownWriter(CompletionWriter):
-    """Prints each block once it is complete, and redraws the one that is being written."""
+    """Print each block once it is complete, and redraw the one that is being written."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -87,13 +88,13 @@ class MarkdownWriter(CompletionWriter):
         super().warn(line)
 
     def _print(self, block: str) -> None:
-        """A whole block and an empty line. Raises OutputClosed."""
+        """Print a whole block and an empty line. Raises OutputClosed."""
         with self._console.capture() as capture:
             self._console.print(markdown(block))
         put(f"{capture.get().rstrip()}\n\n" if block.strip() else "")
 
     def _draw(self, block: str) -> None:
-        """The end of an unfinished block, as much of it as the terminal shows."""
+        """Draw the end of an unfinished block, as much of it as the terminal shows."""
         from rich.live import Live
         from rich.text import Text
 

@@ -1,4 +1,5 @@
-"""Check what a command is to load, and open it: downloads with a bar, loading with a spinner."""
+"""Check what a command is about to load, and open it: downloads with a bar, loading with a
+spinner."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def resolve_for(config: EngineConfig, method: str | None) -> ResolvedPair:
-    """The files that a method needs, downloaded first: their bar and the spinner cannot share the
-    terminal. Raises BadOption if it needs a draft and there is none."""
+    """Return the files that a method needs. They are downloaded first, because their bar and the
+    spinner cannot share the terminal. Raises BadOption if the method needs a draft and there is
+    none."""
     from duodec.loading.resolve import resolve_pair
 
     is_needed = method is not None and method_named(method).needs_draft_model
@@ -52,13 +54,13 @@ def open_llm(
 
 
 def say_memory(opened: LLM) -> None:
-    """Say what memory an engine takes, if that was estimated."""
+    """Print what memory an engine takes, if that was estimated."""
     if opened.memory:
         say_dim(memory_line(opened.memory))
 
 
 def memory_line(use: MemoryUse) -> str:
-    """What a pair takes, and which option makes it less."""
+    """Return what memory a pair takes, and which option reduces it."""
     parts = [f"{size(use.weight_bytes)} of weights"]
     if use.draft_bytes:
         parts.append(f"{size(use.draft_bytes)} of draft")
@@ -73,7 +75,7 @@ def memory_line(use: MemoryUse) -> str:
 
 
 def embedder_line(use: EmbedderUse) -> str:
-    """What a model of embeddings takes, and which option makes it less."""
+    """Return what memory a model of embeddings takes, and which option reduces it."""
     return (
         f"memory: {size(use.weight_bytes)} of weights, at most {size(use.work_bytes)} to compute "
         f"texts of {use.num_context} tokens; -c {max(1, use.num_context // 2)} allows shorter ones"
@@ -93,7 +95,7 @@ def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
 
 
 def method_or_none(name: str) -> str | None:
-    """A method's name; None for the default. Raises BadOption, which lists the methods."""
+    """Return a method's name; None for the default. Raises BadOption, which lists the methods."""
     if name == "auto":
         return None
     method_named(name)
@@ -101,6 +103,7 @@ def method_or_none(name: str) -> str | None:
 
 
 def with_datastore(config: EngineConfig, method: str) -> EngineConfig:
-    """The configuration with the datastore to open: one named, or one that this method needs."""
+    """Return the configuration with the datastore to open: a named one, or one that this method
+    needs."""
     is_needed = method_named(method).needs_datastore or config.datastore != "auto"
     return config if is_needed else replace(config, datastore=None)

@@ -1,6 +1,6 @@
 """Derive the options of commands from the dataclasses that they fill, and share the others.
 
-`register` adds those that every command has.
+`register` adds the options that every command has.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _PANELS = (  # in the order in which the help shows them
     _PROMPTS, "Models", _DECODING, "Sampling", "Machine", _OUTPUT,
 )  # fmt: skip
 
-_SEVERAL = tuple[str, ...]  # the type of fields whose options may be given several times
+_SEVERAL = tuple[str, ...]  # type of fields whose options may be given several times
 
 CONTEXT_SETTINGS = {"token_normalize_func": canonical, "help_option_names": ["-h", "--help"]}
 
 
-GRAMMAR_LIMITS = ("grammar_s", "grammar_bytes")  # where there are no grammars, they say nothing
-OF_DECODING = (  # where models are only measured, these say nothing
+GRAMMAR_LIMITS = ("grammar_s", "grammar_bytes")  # without grammars these have no effect
+OF_DECODING = (  # where models are only measured, these have no effect
     "datastore", "draft_window", "draft_head", "draft_weights", "draft_parallel", "pace",
     *GRAMMAR_LIMITS,
 )  # fmt: skip
@@ -42,8 +42,8 @@ OF_DECODING = (  # where models are only measured, these say nothing
 
 @dataclass(frozen=True)
 class Options:
-    """Which fields of a dataclass are options of a command, and the command's own defaults and help
-    texts."""
+    """Say which fields of a dataclass are options of a command, with the command's own defaults and
+    help texts."""
 
     only: tuple[str, ...] = ()  # empty: every described field
     without: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Options:
 
 
 def derived(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace each parameter of a command that is `Annotated` with `Options` by one option a field
-    of its dataclass; the command is called with the dataclass."""
+    """Replace each parameter of a command that is `Annotated` with `Options` by one option per
+    field of its dataclass. The command is called with the dataclass."""
     parameters: list[inspect.Parameter] = []
     records: dict[str, tuple[type, dict[str, Field]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -88,7 +88,7 @@ def parameter_name(field: Field) -> str:
 
 
 def _option(name: str, field: Field, record: type, options: Options) -> inspect.Parameter:
-    """A field as an option of typer."""
+    """Return a field as an option of typer."""
     default = options.defaults.get(field.name, getattr(record, field.name))
     kind: Any = field.kind
     if kind == _SEVERAL:
@@ -108,18 +108,18 @@ def _option(name: str, field: Field, record: type, options: Options) -> inspect.
 
 
 def _value(field: Field, given: Any) -> Any:
-    """An option's value as its field stores it."""
+    """Return an option's value as its field stores it."""
     return tuple(given or ()) if field.kind == _SEVERAL else given
 
 
 def _panel(parameter: inspect.Parameter) -> str | None:
-    """The part of the help that lists a command's own parameter."""
+    """Return the part of the help that lists a command's own parameter."""
     infos = getattr(parameter.annotation, "__metadata__", ())
     return next((info.rich_help_panel for info in infos), None)
 
 
 def option(spelled: str, words: str, panel: str | None = None, **more: Any) -> Any:
-    """An option, spelled as its help shows it: its flags, then the name of its value."""
+    """Return an option, spelled as its help shows it: its flags, then the name of its value."""
     flags = [word for word in spelled.split() if word.startswith("-")]
     metavar = spelled.split()[-1] if len(flags) < len(spelled.split()) else None
     return typer.Option(*flags, help=words, metavar=metavar, rich_help_panel=panel, **more)
@@ -272,8 +272,8 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 
 
 def register(app: typer.Typer, commands: Sequence[tuple[str, Callable[..., None]]]) -> None:
-    """Add commands by name. What stands below a command's help is the ``EPILOG`` of its module, in
-    a module of several commands by their names."""
+    """Add commands by name. The ``EPILOG`` of a command's module follows its help; a module of
+    several commands has one for each, by name."""
     for name, command in commands:
         words = vars(inspect.getmodule(command)).get("EPILOG", "")
         if isinstance(words, Mapping):
@@ -285,7 +285,7 @@ def register(app: typer.Typer, commands: Sequence[tuple[str, Callable[..., None]
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options that every command has, which it does not see."""
+    """Add the options that every command has; the command itself does not receive them."""
     signature = inspect.signature(command, eval_str=True)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
     added = [

@@ -23,11 +23,11 @@ _LEAST_BESIDE = 20  # columns; in fewer the terminal breaks the lines
 
 
 class OutputClosed(Exception):
-    """Our stdout was closed by its reader (`| head`)."""
+    """Raised if the reader of our stdout closed it (`| head`)."""
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether this stream is a terminal that supports ANSI codes."""
+    """Return whether this stream is a terminal that supports ANSI codes."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -36,25 +36,25 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def say(line: str, *, hang: int | None = None, is_copied: bool = False) -> None:
-    """One plain line on stderr. On a terminal it is wrapped at words: further lines begin at column
-    ``hang``, by default where the first does. What is to be copied stays whole."""
+    """Print one plain line on stderr. On a terminal it is wrapped at words: further lines begin at
+    column ``hang``, by default where the first does. A line that is to be copied stays whole."""
     print(line if is_copied else _wrapped(line, hang), file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
-    """One line about a problem on stderr, with options for the library's parameters; line breaks
-    become spaces. It often ends in a command, and stays whole."""
+    """Print one line about a problem on stderr, with options for the library's parameters; line
+    breaks become spaces. It often ends in a command, and stays whole."""
     say(f"duodec: {as_options(' '.join(line.split()))}", is_copied=True)
 
 
 def say_dim(line: str, *, is_copied: bool = False) -> None:
-    """One line of secondary interest on stderr, wrapped as those of `say`."""
+    """Print one line of secondary interest on stderr, wrapped as in `say`."""
     shown = line if is_copied else _wrapped(line)
     say(f"{_DIM}{shown}{_RESET}" if has_colour(sys.stderr) else shown, is_copied=True)
 
 
 def _wrapped(line: str, hang: int | None = None) -> str:
-    """A line for stderr, as lines where that is a terminal in which it is too long."""
+    """Return a line for stderr, broken into lines if it is too long for the terminal."""
     columns = shutil.get_terminal_size().columns
     if not is_terminal(sys.stderr) or len(line) <= columns:
         return line
@@ -69,14 +69,14 @@ def _wrapped(line: str, hang: int | None = None) -> str:
 
 
 def coloured(verdict: str, width: int) -> str:
-    """A verdict (ok, warn, fail) for stdout, padded to ``width``."""
+    """Return a verdict (ok, warn, fail) for stdout, padded to ``width``."""
     padded = f"{verdict:<{width}}"
     return f"{_COLOURS[verdict]}{padded}{_RESET}" if has_colour(sys.stdout) else padded
 
 
 def put_beside(head: str, width: int, text: str) -> None:
-    """Text to stdout right of a head that takes ``width`` columns; on a terminal its lines stay
-    right of it. Raises OutputClosed."""
+    """Print text to stdout to the right of a head that takes ``width`` columns; on a terminal its
+    lines stay to the right of it. Raises OutputClosed."""
     left = shutil.get_terminal_size().columns - width
     lines = [text]
     if is_terminal(sys.stdout) and left > _LEAST_BESIDE:
@@ -85,7 +85,7 @@ def put_beside(head: str, width: int, text: str) -> None:
 
 
 def put(text: str) -> None:
-    """Text to stdout, at once. Raises OutputClosed."""
+    """Print text to stdout at once. Raises OutputClosed."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -94,8 +94,8 @@ def put(text: str) -> None:
 
 
 def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns to stdout; the last one is not padded. Where a terminal is too narrow, the
-    first cell of a row has a line of its own."""
+    """Print aligned columns to stdout; the last one is not padded. If a terminal is too narrow, the
+    first cell of a row gets its own line."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
     longest = max(sum(widths) + 2 * len(widths) + len(line[-1]) for line in lines)
@@ -112,7 +112,7 @@ def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 @contextmanager
 def status(words: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """A spinner on stderr during a wait; nothing off a terminal."""
+    """Show a spinner on stderr during a wait, on a terminal only."""
     if is_quiet or not is_terminal(sys.stderr):
         yield
         return
@@ -123,16 +123,16 @@ def status(words: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 class CompletionWriter:
-    """Streams a completion to stdout; with ``show_draft`` accepted drafts are tinted."""
+    """Stream a completion to stdout; with ``show_draft`` accepted drafts are tinted."""
 
     def __init__(self, *, show_draft: bool = False) -> None:
-        self.text = ""  # the text of the current completion so far
+        self.text = ""  # text of the current completion so far
         self._tint = ""
         if show_draft and is_terminal(sys.stdout):
             self._tint = _GREEN_UNDERLINE if has_colour(sys.stdout) else _UNDERLINE
 
     def write(self, segments: Iterable[Segment]) -> None:
-        """Raises OutputClosed."""
+        """Write segments. Raises OutputClosed."""
         painted = []
         for segment in segments:
             self.text += segment.text
@@ -146,10 +146,10 @@ class CompletionWriter:
         self.text = ""
 
     def close(self) -> None:
-        """Leave the terminal as it was; can be called twice."""
+        """Restore the terminal. It can be called twice."""
 
     def warn(self, line: str) -> None:
-        """A warning in the middle of a completion, on its own line."""
+        """Print a warning in the middle of a completion, on its own line."""
         is_inside_line = self.text and not self.text.endswith("\n")
         if is_inside_line and is_terminal(sys.stdout) and is_terminal(sys.stderr):
             say("")
@@ -157,19 +157,19 @@ class CompletionWriter:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes for people."""
+    """Format bytes for people."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 def one_line(text: str) -> str:
-    """Text from a file, without characters that move a terminal's cursor."""
+    """Return text from a file without characters that move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 @contextmanager
 def unechoed_keys() -> Iterator[None]:
-    """What is typed meanwhile waits for who reads the terminal next, and is not shown among what
-    is written. Ctrl-C stays what it is."""
+    """While entered, do not show typed keys among the output; the next reader of the terminal gets
+    them. Ctrl-C works as always."""
     try:
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
@@ -187,16 +187,16 @@ def unechoed_keys() -> Iterator[None]:
 # Progress
 
 OnProgress = Callable[[str, int, int], None]
-"""What is being done, the amount done, and the total."""
+"""A callback with what is being done, the amount done, and the total."""
 
 
-# beginnings of their words
+# These are the beginnings of their words.
 _STAGES = ("loading", "recording plain", "recording", "training", "reading", "sorting", "writing")
 
 
 @contextmanager
 def progress_bar(*, is_quiet: bool) -> Iterator[OnProgress]:
-    """Progress on stderr: a bar with the time left, or off a terminal a line now and then."""
+    """Show progress on stderr: a bar with the time left, or off a terminal a line now and then."""
     if is_quiet:
         yield lambda words, done, total: None
     elif not is_terminal(sys.stderr):
@@ -229,7 +229,7 @@ def progress_bar(*, is_quiet: bool) -> Iterator[OnProgress]:
 
 
 class _Lines:
-    """A line whenever another prompt begins."""
+    """Print a line whenever another prompt begins."""
 
     def __init__(self) -> None:
         self._last = (-1, -1)

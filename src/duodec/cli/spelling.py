@@ -1,8 +1,8 @@
 """Understand other programs' spellings of options, and name an option in errors as it was typed.
 
-An option of llama.cpp or vLLM that has another name here is read as ours; one that has none is
-refused with what there is in its place. None is taken for a row of one-letter options: `-hf` is no
-`-h`.
+An option of llama.cpp or vLLM that has another name here is read as ours. An option without a
+counterpart is refused, with what there is in its place. None is read as a row of one-letter
+options: `-hf` is not `-h`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import typer
 from duodec.core.sampling.parameters import fields_of
 from duodec.loading.config import EngineConfig
 
-# typer exports this one class of its parser's errors; the one above it is their base
+# typer exports only this class of its parser's errors; the class above it is their base.
 UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def _each(table: dict[str, str]) -> dict[str, str]:
-    """A table by the words of its values."""
+    """Return the table with an entry for each word of its values."""
     return {word: key for key, words in table.items() for word in words.split()}
 
 
-# Ours, and how llama.cpp, vLLM, Ollama and transformers spell it.
+# These are our options, and the spellings of llama.cpp, vLLM, Ollama and transformers.
 _OTHER_SPELLINGS = _each({
     "target": "model",
     "draft": "model-draft spec-draft-model draft-model speculative-model",
@@ -43,11 +43,11 @@ _OTHER_SPELLINGS = _each({
 })  # fmt: skip
 _SHORT = {"-sys": "--system", "-cd": "--draft-window", "-dev": "--device"}
 _ADDRESSES = _each({"--target": "-mu --model-url"})
-_REPOSITORIES = _each({  # of the hub, which llama.cpp names without a prefix
+_REPOSITORIES = _each({  # repositories of the hub, which llama.cpp names without a prefix
     "--target": "-hf -hfr --hf-repo",
     "--draft": "-hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-draft-hf-repo",
 })  # fmt: skip
-_NEEDLESS = {  # what they switch on is so here; by the command that knows them
+_NEEDLESS = {  # what these switch on is always on here; by the command that knows them
     "serve": "--metrics -cb --cont-batching --enable-prefix-caching --jinja",
     "generate": "--jinja",
     "chat": "--jinja -cnv --conversation",
@@ -79,13 +79,13 @@ _REFUSED = _each({
 
 
 def canonical(name: str) -> str:
-    """Our spelling of an option's name (without its dashes)."""
+    """Return our spelling of an option's name (without its dashes)."""
     name = name.replace("_", "-")
     return _OTHER_SPELLINGS.get(name, name)
 
 
 def _typed(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Each option of a command line: as typed, our spelling, and what follows it."""
+    """Yield each option of a command line: as typed, our spelling, and what follows it."""
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == "--":
             return
@@ -97,13 +97,13 @@ def _typed(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def typed(flags: Sequence[str], arguments: Sequence[str]) -> tuple[str, str] | None:
-    """How one of these flags was typed, the last time, and its value; None if it was not."""
+    """Return how one of these flags was last typed, and its value; None if it was not typed."""
     found = [(word, value) for word, ours, value in _typed(arguments) if ours in flags]
     return found[-1] if found else None
 
 
 def as_typed(message: str, arguments: Sequence[str]) -> str:
-    """A message in which flags of ours are spelled as they were typed."""
+    """Return a message in which our flags are spelled as they were typed."""
     for word, ours, _ in _typed(arguments):
         if word != ours:
             message = re.sub(rf"(?<![\w-]){re.escape(ours)}(?![\w-])", word, message, count=1)
@@ -114,7 +114,8 @@ _PARAMETER = re.compile(r"`(\w+)(?:=([^`]*))?`|^(\w+)(?= )")
 
 
 def as_options(message: str) -> str:
-    """A message of the library, in which parameters are options: `context=8` is --context 8."""
+    """Return a message of the library, in which options replace parameters: `context=8` is
+    --context 8."""
 
     def spelled(found: re.Match[str]) -> str:
         flag = _flags().get(found[1] or found[3])
@@ -128,14 +129,14 @@ def as_options(message: str) -> str:
 
 @cache
 def _flags() -> dict[str, str]:
-    """The options of the library's parameters."""
+    """Return the options of the library's parameters."""
     flags = {name: field.flags[0] for name, field in fields_of(EngineConfig).items()}
     return {**flags, "method": "--method", "num_slots": "--parallel"}
 
 
 def read(arguments: Sequence[str], command: Any, context: Any) -> list[str]:
-    """A command's arguments in our spelling. Raises UsageError for other programs' options that
-    have no counterpart here, and for what would be read as options of one letter in a row."""
+    """Return a command's arguments in our spelling. Raises UsageError for other programs' options
+    that have no counterpart here, and for what would be read as a row of one-letter options."""
     own = {_ours(flag): p for p in command.get_params(context) for flag in p.opts}
     found: list[str] = []
     left = list(arguments)
@@ -165,13 +166,14 @@ def read(arguments: Sequence[str], command: Any, context: Any) -> list[str]:
 
 
 def _ours(flag: str) -> str:
-    """Our spelling of an option, with its dashes."""
+    """Return our spelling of an option, with its dashes."""
     bare = flag.lstrip("-")
     return flag[: len(flag) - len(bare)] + canonical(bare)
 
 
 def _why_not(name: str, command: str, own: Container[str]) -> str | None:
-    """Why this is no option of a command; None if it is none at all, or the parser tells."""
+    """Return why this is not an option of a command; None if it is not one at all, or the parser
+    reports it."""
     if name in _REFUSED:
         return f"{name}: {_REFUSED[name]}"
     is_target = name == "-m" or "--target" in (_ours(name), _REPOSITORIES.get(name))

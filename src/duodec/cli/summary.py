@@ -16,34 +16,34 @@ from duodec.core.round import Round, Stats
 from duodec.machine.busy import NOTABLE
 
 _FEWEST = 3  # rounds after the first that a comparison needs
-_NOTABLE = 0.05  # plain passes
-_ROUNDING = 0.005  # of a ratio, as it is written
-_CHEAPEST = 0.7  # plain passes: no pass costs less; if one seems to, the timings are off
+_NOTABLE = 0.05  # in plain passes
+_ROUNDING = 0.005  # half of a ratio's last written digit
+_CHEAPEST = 0.7  # plain passes: no pass costs less; if one seems to, the timings are wrong
 
 
 def seconds(value: float) -> str:
-    """A duration for people."""
+    """Format a duration for people."""
     if math.isnan(value):
         return "?"
     return f"{value:.1f} s" if value >= 1 else f"{value * 1e3:.{0 if value >= 0.01 else 1}f} ms"
 
 
 def rate(value: float) -> str:
-    """Tokens per second for people."""
+    """Format tokens per second for people."""
     if math.isnan(value):
         return "? tok/s"
     return f"{value:.{0 if value >= 100 else 1}f} tok/s"
 
 
 def speed_line(stats: Stats) -> str:
-    """How many tokens, how fast, how soon."""
+    """Describe the number of tokens, the speed, and the time to the first token."""
     tokens = _count(stats.num_new_tokens, "token")
     speed = "" if math.isnan(stats.tokens_per_second) else f" at {rate(stats.tokens_per_second)}"
     return f"{tokens}{speed}, the first after {seconds(stats.ttft_s)}"
 
 
 def draft_line(stats: Stats, method: str, draft: str | None) -> str:
-    """How much of it was drafted."""
+    """Describe how much of the completion was drafted."""
     who = f"{method} with {draft}" if draft else method
     words = [f"{who}: {stats.mean_accepted:.2f} tokens a forward pass"]
     if method != "ar":
@@ -56,7 +56,7 @@ def draft_line(stats: Stats, method: str, draft: str | None) -> str:
 
 
 def end_line(reason: FinishReason, *, is_interrupted: bool, num_context: int) -> str | None:
-    """What cut the completion short, and the remedy; None if nothing did."""
+    """Return what cut the completion short, and the remedy; None if nothing did."""
     if is_interrupted:
         return "interrupted"
     if reason == "context":
@@ -70,8 +70,8 @@ def end_line(reason: FinishReason, *, is_interrupted: bool, num_context: int) ->
 
 
 def times(ratio: float, num_busy: float) -> str:
-    """How many times as fast, for people: a range, where other programs kept so many cores busy
-    that a timing is uncertain by a tenth at least. The chat page writes it likewise (chat.js)."""
+    """Format a speed-up for people. It is a range if other programs kept so many cores busy that a
+    timing is uncertain by a tenth or more. The chat page formats it in the same way (chat.js)."""
     if num_busy < NOTABLE:
         return f"{ratio:.2f}x"
     low, high = math.floor(ratio * 0.9 * 4) / 4, math.ceil(ratio * 1.1 * 4) / 4
@@ -79,15 +79,15 @@ def times(ratio: float, num_busy: float) -> str:
 
 
 def busy_words(num_busy: float) -> str:
-    """What makes a timing uncertain; empty where nothing does."""
+    """Return what makes a timing uncertain; empty if nothing does."""
     return f"; other programs kept {num_busy:.1f} cores busy" if num_busy >= NOTABLE else ""
 
 
 def comparison(
     stats: Stats, plain_s: float | None, *, shares_cores: bool = False, num_busy: float = 0.0
 ) -> str:
-    """How this completion compares with plain decoding at ``plain_s`` seconds a token, and why;
-    ``num_busy`` cores were busy with other programs.
+    """Return how this completion compares with plain decoding at ``plain_s`` seconds a token, and
+    why; ``num_busy`` cores were busy with other programs.
 
     The reason is a round's largest cost beyond one plain pass: scoring the draft, waiting for it,
     or the time between passes.
@@ -97,7 +97,7 @@ def comparison(
         return "too short to compare with plain decoding"
     ratio = stats.tokens_per_second * plain_s
     head = f"{times(ratio, num_busy)} plain decoding ({rate(1 / plain_s)}{busy_words(num_busy)})"
-    # the mean: a median of many cheap passes would hide the few that score long drafts
+    # The mean is used: a median of many cheap passes would hide the few that score long drafts.
     cost = fmean(r.end_s - r.start_s for r in steady) / plain_s
     if cost < _CHEAPEST:
         return (
@@ -131,7 +131,7 @@ def comparison(
 def _scored_words(steady: tuple[Round, ...], shared_overlap: float) -> str:
     num_scored = fmean(r.num_scored for r in steady)
     words = "a forward pass"
-    if num_scored >= 1:  # of fewer, most passes score none: these are not what costs
+    if num_scored >= 1:  # with fewer, most passes score none, so scoring is not the cost
         words = f"scoring {num_scored:.{0 if num_scored >= 10 else 1}f} draft tokens"
     if shared_overlap > 0.25:
         words += " while the drafter works on the same cores"
@@ -161,7 +161,8 @@ def to_json(
     seed: int | None,
     pace_s: float = 0.0,
 ) -> str:
-    """One line; what is not a number is null. A target slowed for a demo is marked as such."""
+    """Return one line of JSON; what is not a number is null. A target slowed for a demo is
+    marked."""
     finished = done.finished
     return json.dumps(
         {

@@ -2,7 +2,7 @@
 
 The drafter grows such a tree and the target's side keeps a mirror of it. Unlike a `Draft` it is
 mutable: nodes are added, and the verdict moves its root. A node that has been *expanded* has its
-likely successors as children; the others are its leaves.
+likely successors as children; the other nodes are leaves.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from duodec.core.draft import ROOT
 
 
 class CandidateTree:
-    """Tokens, parents and confidences by node; parents precede children."""
+    """Hold tokens, parents and confidences by node; parents precede children."""
 
     def __init__(self) -> None:
         self.tokens = array("i")
         self.parents = array("i")
         self.confidences = array("d")
-        self.ranks = array("i")  # among siblings
+        self.ranks = array("i")  # rank among siblings
         self.distributions = None  # candidates are chosen, not drawn
-        self._children: dict[int, list[int]] = {}  # of the nodes that are expanded, best first
+        self._children: dict[int, list[int]] = {}  # children of expanded nodes, best first
 
     def __len__(self) -> int:
         return len(self.parents)
 
     def expand(self, node: int, tokens: Sequence[int], confidences: Sequence[float]) -> None:
         """Give a node its successors, best first; there may be none. Raises IndexError for a node
-        that is not there."""
+        that does not exist."""
         if not ROOT <= node < len(self):
             raise IndexError(f"there is no node {node} among {len(self)}")
         begin, children = len(self), self._children.setdefault(node, [])
@@ -60,7 +60,7 @@ class CandidateTree:
         return node in self._children
 
     def children(self, node: int) -> list[int]:
-        """A node's successors, best first; [] if they are not known."""
+        """Return a node's successors, best first; [] if they are not known."""
         return self._children.get(node, [])
 
     def child(self, node: int, token: int) -> int | None:
@@ -70,7 +70,7 @@ class CandidateTree:
         return None
 
     def path_tokens(self, node: int) -> list[int]:
-        """Tokens from below the root down to ``node``."""
+        """Return the tokens from below the root down to ``node``."""
         tokens = []
         while node != ROOT:
             tokens.append(self.tokens[node])
@@ -78,8 +78,8 @@ class CandidateTree:
         return tokens[::-1]
 
     def follow(self, tokens: Iterable[int]) -> CandidateTree:
-        """The subtree at the end of a path from the root, as a new tree; empty if the path leaves
-        the tree."""
+        """Return the subtree at the end of a path from the root, as a new tree; empty if the path
+        leaves the tree."""
         node = ROOT
         for token in tokens:
             child = self.child(node, token)
@@ -91,7 +91,7 @@ class CandidateTree:
         return self._under(node) if self.is_expanded(node) else CandidateTree()
 
     def _under(self, root: int) -> CandidateTree:
-        """The subtree of an expanded node, as a new tree."""
+        """Return the subtree of an expanded node, as a new tree."""
         tree, placed = CandidateTree(), [(root, ROOT)]
         for node, cursor in placed:  # grows in the loop: parents come before their children
             children, begin = self.children(node), len(tree)
@@ -108,13 +108,14 @@ class CandidateTree:
 
 @dataclass(frozen=True)
 class TreeCursor:
-    """Where in a tree a text ends: a verdict moves it, and the tree stays as it is."""
+    """Mark where in a tree a text ends. A verdict moves the cursor, and the tree stays as it is."""
 
     tree: CandidateTree = field(default_factory=CandidateTree)
     node: int = ROOT
 
     def follow(self, tokens: Iterable[int]) -> TreeCursor:
-        """The cursor that so many tokens further on is; an empty tree where the path leaves it."""
+        """Return the cursor after these tokens; its tree is empty where the path leaves the
+        tree."""
         node = self.node
         for token in tokens:
             child = self.tree.child(node, token)
@@ -124,7 +125,7 @@ class TreeCursor:
         return TreeCursor(self.tree, node)
 
     def down(self, length: int) -> list[int]:
-        """The nodes under it, the likeliest child of each, at most so many."""
+        """Return the nodes below the cursor along the likeliest children, at most ``length``."""
         node, nodes = self.node, list[int]()
         while len(nodes) < length and (children := self.tree.children(node)):
             node = children[0]
@@ -133,20 +134,20 @@ class TreeCursor:
 
     @property
     def is_known(self) -> bool:
-        """Something is drawn under it."""
+        """Return whether the tree has a node below the cursor."""
         return bool(self.tree.children(self.node))
 
     @property
     def is_expanded(self) -> bool:
-        """Its successors are known; they may be none."""
+        """Return whether its successors are known; there may be none."""
         return self.tree.is_expanded(self.node)
 
     @property
     def num_under(self) -> int:
-        """Nodes under it."""
+        """Return the number of nodes below the cursor."""
         if self.node == ROOT:
             return len(self.tree)
         under = list(self.tree.children(self.node))
-        for node in under:  # it grows
+        for node in under:  # grows in the loop
             under += self.tree.children(node)
         return len(under)

@@ -1,8 +1,8 @@
 """Represent a draft as a token tree.
 
-Chains, k sequences, retrieval tries and lookahead windows are all `Draft`s. A node is
-an index; its parent comes before it; ``ROOT`` (-1) is the committed text itself. A node's
-*row* in `Scores` is ``node + 1``: row 0 follows the text, row i + 1 follows node i.
+Chains, k sequences, retrieval tries and lookahead windows are all `Draft`s. A node is an index, and
+its parent comes before it; ``ROOT`` (-1) is the committed text itself. A node's *row* in `Scores`
+is ``node + 1``: row 0 follows the text, row i + 1 follows node i.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class Draft:
-    """A token tree under a text; immutable, parents precede children.
+    """Hold a token tree under a text. It is immutable, and parents precede children.
 
     ``distributions[i]`` is what token i was *drawn* from; ``distributions`` is None when tokens
     were chosen, not drawn.
@@ -45,26 +45,26 @@ class Draft:
     def chain(
         cls, tokens: Iterable[int], distributions: Iterable[Distribution] | None = None
     ) -> Draft:
-        """One sequence: every token the only child of its predecessor."""
+        """Return one sequence: every token is the only child of its predecessor."""
         tokens = tuple(tokens)
         parents = tuple(range(ROOT, len(tokens) - 1))
         return cls(tokens, parents, None if distributions is None else tuple(distributions))
 
     @classmethod
     def sequences(cls, sequences: Iterable[Sequence[int]]) -> Draft:
-        """Several sequences under one root; common prefixes are merged."""
+        """Return several sequences under one root; common prefixes are merged."""
         tree = TreeBuilder()
         for sequence in sequences:
             tree.add_path(ROOT, sequence)
         return tree.draft()
 
     def children(self, node: int) -> Iterator[int]:
-        """Children of ``node`` in the order in which they were drafted."""
+        """Yield the children of ``node`` in the order in which they were drafted."""
         first = node + 1
         return (i for i in range(first, len(self.parents)) if self.parents[i] == node)
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of ``node`` that carries ``token``, if there is one."""
+        """Return the child of ``node`` that carries ``token``, if there is one."""
         parents, tokens = self.parents, self.tokens
         for i in range(node + 1, len(parents)):
             if parents[i] == node and tokens[i] == token:
@@ -72,7 +72,8 @@ class Draft:
         return None
 
     def num_along(self, tokens: Iterable[int]) -> int:
-        """How many of these tokens, from the first one on, lie along a path from the root."""
+        """Return how many of these tokens, from the first one on, lie along a path from the
+        root."""
         num, node = 0, ROOT
         for token in tokens:
             child = self.child(node, token)
@@ -82,8 +83,8 @@ class Draft:
         return num
 
     def find(self, paths: Iterable[Sequence[int]]) -> list[int | None]:
-        """The node at the end of each path of tokens from the root (ROOT for an empty path); None
-        if the tree has no such path."""
+        """Return the node at the end of each path of tokens from the root (ROOT for an empty path);
+        None if the tree has no such path."""
         index = {(p, t): i for i, (p, t) in enumerate(zip(self.parents, self.tokens, strict=True))}
         ends: list[int | None] = []
         for path in paths:
@@ -94,7 +95,8 @@ class Draft:
         return ends
 
     def preorder(self) -> list[int]:
-        """All nodes in depth-first order, children in the order in which they were drafted."""
+        """Return all nodes in depth-first order, children in the order in which they were
+        drafted."""
         below: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             below.setdefault(parent, []).append(node)
@@ -107,7 +109,7 @@ class Draft:
         return order
 
     def path(self, node: int) -> list[int]:
-        """Nodes from below the root down to ``node``, which is last; [] for the root."""
+        """Return the nodes from below the root down to ``node``, which is last; [] for the root."""
         nodes = []
         while node != ROOT:
             nodes.append(node)
@@ -115,20 +117,21 @@ class Draft:
         return nodes[::-1]
 
     def path_tokens(self, node: int) -> list[int]:
-        """Tokens from below the root down to ``node``."""
+        """Return the tokens from below the root down to ``node``."""
         return [self.tokens[i] for i in self.path(node)]
 
     def leaf(self) -> int:
-        """The last node of a chain; ROOT when the draft is empty."""
+        """Return the last node of a chain; ROOT when the draft is empty."""
         return len(self.tokens) - 1
 
     @property
     def num_leaves(self) -> int:
-        """The number of sequences that end in a node of their own."""
+        """Return the number of leaves, which is the number of sequences."""
         return len(self) - len({*self.parents} - {ROOT})
 
     def graft(self, node: int, other: Draft) -> Draft:
-        """This tree with ``other`` added under ``node``; tokens already there are not repeated."""
+        """Return this tree with ``other`` added under ``node``; tokens already there are not
+        repeated."""
         if self.distributions is not None or other.distributions is not None:
             assert self.distributions is not None, "distributions on both sides or none"
             assert other.distributions is not None, "distributions on both sides or none"
@@ -152,14 +155,15 @@ class Draft:
         )
 
     def depths(self) -> list[int]:
-        """Tokens from the root down to each node, its own included."""
+        """Return the depth of each node: the number of tokens from the root down to it, its own
+        included."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 + (depths[parent] if parent != ROOT else 0))
         return depths
 
     def within(self, num_tokens: int, depth: int) -> Draft:
-        """The first ``num_tokens`` nodes of those that are at most ``depth`` deep."""
+        """Return the first ``num_tokens`` nodes of those that are at most ``depth`` deep."""
         if len(self) <= num_tokens and len(self) <= depth:  # no node is deeper
             return self
         depths = self.depths()
@@ -169,7 +173,7 @@ class Draft:
         return self._of(kept, {ROOT: ROOT, **{node: i for i, node in enumerate(kept)}})
 
     def subtree(self, node: int) -> Draft:
-        """The subtree below ``node``, re-rooted there; the whole tree for the root."""
+        """Return the subtree below ``node``, re-rooted there; the whole tree for the root."""
         if node == ROOT:
             return self
         placed = {node: ROOT}
@@ -181,7 +185,7 @@ class Draft:
         return self._of(kept, placed)
 
     def _of(self, kept: list[int], placed: dict[int, int]) -> Draft:
-        """These nodes, renumbered; their parents are among them or are the new root."""
+        """Return these nodes, renumbered; their parents are among them or are the new root."""
         return Draft(
             tuple(self.tokens[i] for i in kept),
             tuple(placed[self.parents[i]] for i in kept),
@@ -193,7 +197,7 @@ NO_DRAFT = Draft()
 
 
 class TreeBuilder:
-    """Builds a draft; a token added again under the same parent is the same node."""
+    """Build a draft; a token added again under the same parent is the same node."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -204,7 +208,7 @@ class TreeBuilder:
         return len(self._tokens)
 
     def add(self, parent: int, token: int) -> int:
-        """The child of ``parent`` that carries ``token``."""
+        """Return the child of ``parent`` that carries ``token``, and add it if there is none."""
         node = self._nodes.setdefault((parent, token), len(self._tokens))
         if node == len(self._tokens):
             self._tokens.append(token)
@@ -212,7 +216,7 @@ class TreeBuilder:
         return node
 
     def add_path(self, node: int, tokens: Iterable[int]) -> int:
-        """Add a sequence under ``node``; returns its last node."""
+        """Add a sequence under ``node``; return its last node."""
         for token in tokens:
             node = self.add(node, token)
         return node

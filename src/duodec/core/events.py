@@ -1,6 +1,6 @@
 """Define the events of a generation: one `Started`, many `Delta`s, one `Finished`.
 
-The command line, the server and the benchmark all consume these.
+The command line, the server and the benchmark all consume them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Literal
 from duodec.core.round import Stats
 
 FinishReason = Literal["stop", "length", "context"]
-"""stop: end token or stop string; length: ``max_tokens``; context: the context is full. A text that
-``should_stop`` of `LLM.stream` ended has that of its limit: length, or context."""
+"""The reason is stop (end token or stop string), length (``max_tokens``) or context (the context is
+full). A text that ``should_stop`` of `LLM.stream` ended has the reason of its limit: length, or
+context."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """The request was accepted; nothing is computed yet."""
+    """Report that the request was accepted; nothing is computed yet."""
 
     method: str
     seed: int
@@ -25,21 +26,22 @@ class Started:
 
     @property
     def text(self) -> str:
-        """None yet: every event has a text."""
+        """Return no text yet: every event has a text."""
         return ""
 
 
 DraftSource = Literal["draft model", "earlier text"]
-"""What proposed a draft token: the draft model, whatever else did too; or earlier text alone: this
-one, completions before it, rows that the target has scored, a datastore."""
+"""What proposed a draft token: the draft model, even if other sources did too, or earlier text
+alone. Earlier text is this text, completions before it, rows that the target has scored, and a
+datastore."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Text whose last token was drafted (and accepted), or was the target's own."""
+    """Hold text whose last token was drafted and accepted, or was the target's own."""
 
     text: str
-    source: DraftSource | None  # None: it is the target's own
+    source: DraftSource | None  # None: the token is the target's own
 
     @property
     def is_drafted(self) -> bool:
@@ -48,7 +50,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Delta:
-    """New text. Never part of a character or of a stop string."""
+    """Carry new text. It never splits a character or contains a part of a stop string."""
 
     segments: tuple[Segment, ...]
 
@@ -59,8 +61,8 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finished:
-    """The whole completion. ``tokens`` holds the end token, if one was drawn; ``text`` does not.
-    ``finish_reason`` is as in `Completion`; for ``should_stop`` see `LLM.stream`."""
+    """Hold the whole completion. ``tokens`` holds the end token, if one was drawn; ``text`` does
+    not. ``finish_reason`` is as in `Completion`; for ``should_stop`` see `LLM.stream`."""
 
     text: str
     tokens: tuple[int, ...] = field(repr=False)

@@ -1,4 +1,5 @@
-"""Find the prefix that two texts share, which a memo of one need not compute for the other."""
+"""Find the prefix that two texts share, which is cached for one and need not be computed for the
+other."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from duodec.core.sampling.sampler import Tokens
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many tokens two texts share from the start."""
+    """Return how many tokens two texts share from the start."""
     length = min(len(a), len(b))
     a, b = a[:length], b[:length]
     if a.tobytes() == b.tobytes():  # the usual case, at a third of the cost

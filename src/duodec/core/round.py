@@ -1,4 +1,4 @@
-"""Note rounds (one forward pass of the target and its verdict), and count over many."""
+"""Record rounds (one forward pass of the target and its verdict), and count over many."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-NEAR_TIE = 1e-3  # nats: a draw won by less may fall otherwise under other kernels
+NEAR_TIE = 1e-3  # nats: a draw won by less may differ under other kernels
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one forward pass of the target brought, and when. Times are seconds of one clock."""
+    """Record what one forward pass of the target brought, and when. Times are seconds of one
+    clock."""
 
     tokens: tuple[int, ...]  # tokens that join the text
     num_accepted: int  # how many of them (the first ones) were drafted
     num_drafted: int  # draft tokens that were judged or dropped in it, each counted once
     num_scored: int  # draft tokens that the forward pass scored: some targets score chains only
     margin: float  # nats, the narrowest win among its draws
-    start_s: float  # of the forward pass
+    start_s: float  # begin of the forward pass
     end_s: float
-    draft_wait_s: float = 0.0  # waiting for the drafter before it
-    overlap_s: float = 0.0  # of it, during which the drafter was at work
-    num_from_model: int = 0  # of the accepted tokens, the first ones: the draft model proposed them
-    num_sequences: int = 0  # drafted in parallel with it, by methods that draft sequences
+    draft_wait_s: float = 0.0  # wait for the drafter before the forward pass
+    overlap_s: float = 0.0  # part of the forward pass during which the drafter worked
+    num_from_model: int = 0  # accepted tokens, the first ones, that the draft model proposed
+    num_sequences: int = 0  # sequences drafted in parallel with it, by methods that draft sequences
 
 
 @dataclass(frozen=True)
 class Stats:
-    """The statistics of one completion, prompt to last token."""
+    """Hold the statistics of one completion, from the prompt to the last token."""
 
     num_prompt_tokens: int
     rounds: tuple[Round, ...] = field(repr=False)
@@ -53,24 +54,26 @@ class Stats:
 
     @property
     def num_from_model(self) -> int:
-        """Accepted tokens that the draft model proposed; the others came from earlier text."""
+        """Return how many accepted tokens the draft model proposed; the others came from earlier
+        text."""
         return sum(r.num_from_model for r in self.rounds)
 
     @property
     def mean_accepted(self) -> float:
-        """Tokens per forward pass, its own included: 1 for plain decoding (Spec-Bench's
-        "mean accepted tokens", vLLM's ``mean_acceptance_length``)."""
+        """Return the tokens per forward pass, the target's own included: 1 for plain decoding
+        (Spec-Bench's "mean accepted tokens", vLLM's ``mean_acceptance_length``)."""
         return self.num_new_tokens / len(self.rounds) if self.rounds else math.nan
 
     @property
     def acceptance_histogram(self) -> list[int]:
-        """Rounds that accepted 0, 1, 2, ... draft tokens."""
+        """Return the number of rounds that accepted 0, 1, 2, ... draft tokens."""
         counts = Counter(r.num_accepted for r in self.rounds)
         return [counts[n] for n in range(max(counts, default=-1) + 1)]
 
     @property
     def sequence_histogram(self) -> list[int]:
-        """Rounds in parallel with which 1, 2, ... sequences were drafted; [] of other methods."""
+        """Return the number of rounds in parallel with which 1, 2, ... sequences were drafted; []
+        for other methods."""
         counts = Counter(r.num_sequences for r in self.rounds)
         return [counts[n] for n in range(1, max(counts, default=0) + 1)]
 
@@ -80,19 +83,19 @@ class Stats:
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the last."""
+        """Return the seconds from the first token to the last."""
         return self.finish_s - self.first_s
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding speed: tokens after those of the first round, over `decode_s`."""
+        """Return the decoding speed: tokens after those of the first round, over `decode_s`."""
         if len(self.rounds) < 2 or self.decode_s <= 0:
             return math.nan
         return (self.num_new_tokens - len(self.rounds[0].tokens)) / self.decode_s
 
     @property
     def overlap(self) -> float:
-        """Part of the target's time during which the drafter was at work too."""
+        """Return the share of the target's time during which the drafter also worked."""
         busy = sum(r.end_s - r.start_s for r in self.rounds)
         return sum(r.overlap_s for r in self.rounds) / busy if busy > 0 else 0.0
 
@@ -102,8 +105,8 @@ class Stats:
 
     @property
     def median_gap_s(self) -> float:
-        """Between the end of a forward pass and the start of the next one, without waits for
-        drafts."""
+        """Return the seconds between the end of a forward pass and the start of the next one,
+        without waits for drafts."""
         return median(
             b.start_s - a.end_s - b.draft_wait_s
             for a, b in zip(self.rounds, self.rounds[1:], strict=False)
@@ -111,14 +114,14 @@ class Stats:
 
     @property
     def median_forward_s(self) -> float:
-        """One forward pass of the target, prefill left out."""
+        """Return the seconds of one forward pass of the target, prefill left out."""
         return median(r.end_s - r.start_s for r in self.rounds[1:])
 
 
-TICK_S = 1e-9  # the least that anything takes: what is divided by is never 0
+TICK_S = 1e-9  # least duration of anything, so that no divisor is 0
 
 
 def median(values: Iterable[float]) -> float:
-    """The median, NaN of nothing."""
+    """Return the median; NaN if there are no values."""
     values = list(values)
     return statistics.median(values) if values else math.nan

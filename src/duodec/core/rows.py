@@ -15,20 +15,20 @@ from duodec.core.sampling import noise
 from duodec.errors import ComputeFailed
 from duodec.native import ranking
 
-Row = NDArray[np.float32]  # (vocab,) logits
+Row = NDArray[np.float32]  # logits of shape (vocab,)
 
-HEAD = 128  # tokens examined before any other
+HEAD = 128  # tokens examined before all others
 
 
 def check_finite(row: NDArray[np.floating]) -> None:
-    """Raises ComputeFailed for a row of logits whose largest is not finite: where any of them is
-    NaN, that is the largest."""
+    """Raise ComputeFailed for a row of logits whose largest is not finite. If any of them is NaN,
+    that is the largest."""
     if not math.isfinite(row.max()):
         raise not_finite()
 
 
 def not_finite() -> ComputeFailed:
-    """What a row of logits whose largest is not finite raises."""
+    """Return the error for a row of logits whose largest is not finite."""
     return ComputeFailed(
         "the model computed logits that are no numbers: its file is damaged, or its numbers "
         "overflow; download it again, or choose another `dtype`"
@@ -36,8 +36,8 @@ def not_finite() -> ComputeFailed:
 
 
 def top(values: Row, k: int) -> NDArray[np.int64]:
-    """Indices of the k largest values, largest first, lowest index first among equals. Raises
-    ComputeFailed where one is NaN."""
+    """Return the indices of the k largest values, largest first, lowest index first among equals.
+    Raises ComputeFailed where one is NaN."""
     found = ranking.top(values, k)
     if found is None:
         raise not_finite()
@@ -45,10 +45,10 @@ def top(values: Row, k: int) -> NDArray[np.int64]:
 
 
 def descending(values: Row) -> NDArray[np.int64]:
-    """The stable order, largest first."""
+    """Return the indices in stable order, largest value first."""
     if len(values) <= 512:
         return np.argsort(-values, kind="stable")
-    # many values: integers in the order of (value descending, index) sort several times faster
+    # For many values, integers in the order of (value descending, index) sort several times faster.
     pattern = (values + np.float32(0)).view(np.int32).astype(np.int64)  # + 0: no negative zero
     ascending = np.where(pattern < 0, pattern ^ 0x7FFFFFFF, pattern)
     keys = (-ascending << 32) | np.arange(len(values))
@@ -58,7 +58,8 @@ def descending(values: Row) -> NDArray[np.int64]:
 
 
 def masked(row: Row, allowed: NDArray[np.bool_] | None) -> Row:
-    """The row with -inf where a token is not ``allowed`` or beyond the end of ``allowed``."""
+    """Return the row with -inf where a token is not ``allowed`` or beyond the end of
+    ``allowed``."""
     if allowed is None:
         return row
     size = min(len(row), len(allowed))
@@ -68,7 +69,7 @@ def masked(row: Row, allowed: NDArray[np.bool_] | None) -> Row:
 
 
 def log_normaliser(row: Row) -> float:
-    """ln of the sum of exp over a row of logits."""
+    """Return the logarithm of the sum of exp over a row of logits."""
     shift = row.max()
     return float(shift) + math.log(float(np.exp(row - shift).sum(dtype=np.float64)))
 
@@ -78,9 +79,9 @@ _MASS_FLOOR = np.float32(-(_MASS_BITS + 1) * math.log(2))  # below it, a mass ro
 
 
 def nucleus(scores: Row, tokens: NDArray[np.int64] | None, top_p: float) -> NDArray[np.int64]:
-    """The fewest tokens, best first, whose mass reaches top_p; ascending.
+    """Return the fewest tokens, best first, whose mass reaches top_p; they are ascending.
 
-    Masses are whole numbers (in 2**-24 of the best token's), so their sums have no order.
+    Masses are whole numbers (in 2**-24 of the best token's), so their sums do not depend on order.
     """
     best = scores.max() if tokens is None else scores[tokens].max()
     if tokens is None:
@@ -99,14 +100,14 @@ def nucleus(scores: Row, tokens: NDArray[np.int64] | None, top_p: float) -> NDAr
         k *= 8
 
 
-# 2**f on [0, 1), relative error below 4e-6, exact at both ends
+# This computes 2**f on [0, 1), with a relative error below 4e-6, exact at both ends.
 _EXP2_COEFFICIENTS = tuple(
     np.float32(c) for c in (0.013555746, 0.052032368, 0.24137977, 0.69303212, 1.0)
 )
 
 
 def exp_mass(x: Row) -> Row:
-    """2**24 exp(x) for x <= 0, rounded to whole fp32 numbers, by fixed-order operations."""
+    """Compute 2**24 exp(x) for x <= 0, rounded to whole fp32 numbers, by fixed-order operations."""
     return noise.in_blocks(_exp_mass, x, np.float32)
 
 

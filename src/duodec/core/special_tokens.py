@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-_LONGEST = 256  # characters; longer ones are compared one by one
+_LONGEST = 256  # longest token in characters; longer ones are compared one by one
 
 
 class Spelled(NamedTuple):
-    """A special token at ``text[begin:end]``."""
+    """Mark a special token at ``text[begin:end]``."""
 
     begin: int
     end: int
@@ -18,21 +18,22 @@ class Spelled(NamedTuple):
 
 
 class SpecialTokens:
-    """Tokens that stand for fixed texts, whatever surrounds them."""
+    """Map tokens to fixed texts, whatever surrounds them."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = {text: token for text, token in tokens.items() if text}
         self._pattern = re.compile(_expression(self.tokens) if self.tokens else r"(?!)")
 
     def find(self, text: str) -> Iterator[Spelled]:
-        """The special tokens in ``text``, from left to right; the longest where several begin."""
+        """Yield the special tokens in ``text``, from left to right; the longest where several
+        begin."""
         for match in self._pattern.finditer(text):
             yield Spelled(match.start(), match.end(), self.tokens[match[0]])
 
 
 def _expression(texts: Mapping[str, int]) -> str:
-    """A regular expression of all texts. Shared beginnings are compared once, so a thousand texts
-    are as fast as a few."""
+    """Return a regular expression that matches all texts. Shared beginnings are compared once, so a
+    thousand texts are as fast as a few."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -45,7 +46,8 @@ def _expression(texts: Mapping[str, int]) -> str:
 
 
 def _branches(node: dict[str, Any]) -> str:
-    """The expression of what may follow, longest first. A chain of single letters is not nested."""
+    """Return the expression of what may follow, longest first. A chain of single letters is not
+    nested."""
     chain = ""
     while len(node) == 1 and "" not in node:
         ((letter, node),) = node.items()

@@ -13,8 +13,8 @@ from duodec.core.protocols import DraftModel, DraftRequest, Plan
 
 @dataclass(frozen=True)
 class InTurns:
-    """Another plan, while the target waits: on all cores, and ``num_steps`` forward passes of the
-    draft model at most (None: all that the plan takes)."""
+    """Run another plan while the target waits: on all cores, and with at most ``num_steps`` forward
+    passes of the draft model (None: as many as the plan takes)."""
 
     plan: Plan
     num_steps: int | None = None

@@ -1,7 +1,7 @@
-"""Verify drafts: the one place where draft tokens are accepted or refused.
+"""Verify drafts: the one place where draft tokens are accepted or rejected.
 
 accepted    draft tokens that are kept
-recovered   the target's token in place of refused ones
+recovered   the target's token in place of rejected ones
 bonus       the target's token after a fully accepted path
 """
 
@@ -25,7 +25,7 @@ from duodec.errors import BadOption, DuodecError
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one verification.
+    """Hold the result of one verification.
 
     The walk ended at node ``end`` (ROOT: nothing was accepted). ``final`` is the target's own token
     there. It is None when the walk ran past what was scored, or to a row without a draw: ``end``
@@ -35,16 +35,16 @@ class Verdict:
     accepted: tuple[int, ...]  # draft tokens, in order
     end: int
     final: int | None
-    margin: float  # the narrowest win among the draws that decided it
+    margin: float  # narrowest win among the draws that decided it
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All tokens that join the text."""
+        """Return all tokens that join the text."""
         return self.accepted if self.final is None else (*self.accepted, self.final)
 
 
 Rule = Callable[[Draft, Scores, int], tuple[Draw, int | None]]
-"""What the row after a node decides: a token, and the child that proposed it; None if none did."""
+"""Decide the row after a node: a token, and the child that proposed it, or None if none did."""
 
 
 def keyed(draft: Draft, scores: Scores, node: int) -> tuple[Draw, int | None]:
@@ -57,7 +57,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule = keyed) -> Verdict:
     """Walk the tree from the root as far as it was scored.
 
     A row that has no draw raises at the root. Deeper in the tree it ends the walk: the text may
-    have ended before it, and where it has not, the row is the next one's root.
+    have ended before it; otherwise the row is the next root.
     """
     accepted: list[int] = []
     node, margin = ROOT, math.inf
@@ -82,38 +82,38 @@ def propose(
     heads_at: Callable[[Verdict], Heads],
     depth: int,
 ) -> Proposed:
-    """What a target's own heads propose after the text that these scores leave, at most ``depth``
-    tokens deep; nothing if they rest. ``heads_at`` opens them there."""
+    """Return what a target's own heads propose after the text that these scores leave, at most
+    ``depth`` tokens deep; nothing if they rest. ``heads_at`` opens the heads there."""
     if query.heads is None:
         return Proposed()
     begin_s = perf_counter()
     try:
         verdict = verify(query.draft, scores)
-    except (DuodecError, GrammarEnded):  # which its request will be told
+    except (DuodecError, GrammarEnded):  # its request will get the error
         return Proposed()
-    if verdict.final is None:  # nothing is known of the token after the draft
+    if verdict.final is None:  # the token after the draft is not known
         return Proposed()
     try:
         tree = query.heads.grow(heads_at(verdict), depth)
-    except BadOption:  # of a mask that cannot be followed there
+    except BadOption:  # the mask cannot be followed there
         return Proposed()
     return Proposed(tree, perf_counter() - begin_s)
 
 
 class Dice(Protocol):
-    """A source of randomness, used for one position at a time."""
+    """Provide randomness, for one position at a time."""
 
     def accept(self, position: int, token: int, probability: float) -> bool:
-        """True with ``probability``."""
+        """Return True with ``probability``."""
 
     def draw(self, position: int, distribution: Distribution) -> int:
-        """A token from ``distribution``."""
+        """Return a token from ``distribution``."""
 
 
 def rejection(dice: Dice, num_text_tokens: int) -> Rule:
-    """The rule of speculative sampling (2211.17192; several children: 2305.09781).
+    """Return the rule of speculative sampling (2211.17192; several children: 2305.09781).
 
-    Needs drafts that were drawn from their ``distributions``, and targets that give theirs.
+    It needs drafts that were drawn from their ``distributions``, and targets that give theirs.
     """
 
     def decide(draft: Draft, scores: Scores, node: int) -> tuple[Draw, int | None]:
@@ -125,7 +125,7 @@ def rejection(dice: Dice, num_text_tokens: int) -> Rule:
             token, q = draft.tokens[child], distributions[child]
             if dice.accept(position, token, min(1.0, p.prob(token) / q.prob(token))):
                 return Draw(token, math.inf), child
-            # siblings are tried in order: a refusal changes p for the next
+            # Siblings are tried in order, and a rejection changes p for the next one.
             p = p.residual(q)
         return Draw(dice.draw(position, p), math.inf), None
 
@@ -134,7 +134,7 @@ def rejection(dice: Dice, num_text_tokens: int) -> Rule:
 
 @dataclass(frozen=True)
 class KeyedDice:
-    """Dice whose throws are a function of (seed, choice, position, token)."""
+    """Throw dice by a function of (seed, choice, position, token)."""
 
     sampler: Sampler
 
@@ -147,7 +147,7 @@ class KeyedDice:
 
 
 def draw_from(distribution: Distribution, key: int) -> int:
-    """The keyed draw from a distribution."""
-    with np.errstate(divide="ignore"):  # log 0 = -inf: never drawn
+    """Return the keyed draw from a distribution."""
+    with np.errstate(divide="ignore"):  # log 0 = -inf is never drawn
         scores = np.log(distribution.probs)
     return int(distribution.tokens[np.argmax(scores + noise.gumbel(key, distribution.tokens))])

@@ -17,7 +17,7 @@ _STRIDE = 4  # the pieces of all of 152,000 tokens would take 0.2 s at each star
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """A fingerprint of a vocabulary: 16 hexadecimal digits."""
+    """Return a fingerprint of a vocabulary: 16 hexadecimal digits."""
     digest = hashlib.sha256(str(tokenizer.num_vocab).encode())
     for token in range(0, tokenizer.num_vocab, _STRIDE):
         piece = tokenizer.piece(token)
@@ -26,12 +26,12 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def default_folder() -> Path:
-    """Where datastores are kept unless the user names a place; it may not exist yet."""
+    """Return where datastores are kept unless the user names a place; it may not exist yet."""
     return cache_folder() / "datastores"
 
 
 def default_path(fingerprint: str) -> Path:
-    """Where the datastore of a vocabulary is kept unless the user names a place."""
+    """Return where the datastore of a vocabulary is kept unless the user names a place."""
     return default_folder() / f"{fingerprint}.duods"
 
 

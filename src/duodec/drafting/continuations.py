@@ -10,31 +10,32 @@ from numpy.typing import NDArray
 from duodec.core.draft import ROOT, Draft
 from duodec.drafting import constants
 
-END = -1  # in place of a token: the continuation has ended
+END = -1  # stands for a token: the continuation has ended
 
 
 @dataclass(frozen=True)
 class Frequent:
-    """A tree, and how many of the continuations pass through each node."""
+    """Hold a tree, and how many of the continuations pass through each node."""
 
     draft: Draft
     counts: tuple[int, ...]
 
 
 def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 1) -> Frequent:
-    """The ``num_tokens`` nodes that the most continuations pass through, ``min_count`` at least.
+    """Return the ``num_tokens`` nodes that the most continuations pass through, ``min_count`` at
+    least.
 
     ``windows`` has shape (continuations, length), in lexicographic order, padded with `END`. No
-    node is more frequent than its parent, so the nodes are one tree; of two equally frequent nodes
+    node is more frequent than its parent, so the nodes are one tree. Of two equally frequent nodes
     the one nearer the root comes first.
     """
     if len(windows) <= constants.FEW_WINDOWS:
         return most_frequent_of_few(windows.tolist(), num_tokens, min_count)
-    rows, parents = windows, np.full(len(windows), ROOT)  # a row's node at the depth above
+    rows, parents = windows, np.full(len(windows), ROOT)  # each row's node at the depth above
     found: list[tuple[int, int, int]] = []  # (count, token, parent in this list)
     for depth in range(windows.shape[1]):
         column = rows[:, depth]
-        is_first = np.ones(len(column), dtype=bool)  # of the rows that pass through one node
+        is_first = np.ones(len(column), dtype=bool)  # first of the rows that pass through a node
         is_first[1:] = (column[1:] != column[:-1]) | (parents[1:] != parents[:-1])
         firsts = np.flatnonzero(is_first)
         counts = np.diff(firsts, append=len(column))
@@ -53,8 +54,8 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
 
 
 def most_frequent_of_few(windows: list[list[int]], num_tokens: int, min_count: int = 1) -> Frequent:
-    """`most_frequent` for lists."""
-    if len(windows) == min_count == 1:  # the usual case of a long match
+    """Do the same for lists."""
+    if len(windows) == min_count == 1:  # a long match usually has one window
         tokens = windows[0][:num_tokens]
         length = tokens.index(END) if END in tokens else len(tokens)
         return Frequent(Draft.chain(tokens[:length]), (1,) * length)
@@ -62,7 +63,8 @@ def most_frequent_of_few(windows: list[list[int]], num_tokens: int, min_count: i
 
 
 def _counted(windows: list[list[int]], min_count: int) -> list[tuple[int, int, int]]:
-    """(count, token, parent in this list) of every node, those nearer the root first."""
+    """Return (count, token, parent in this list) of every node; those nearer the root come
+    first."""
     level: list[tuple[int, list[list[int]]]] = [(ROOT, windows)]
     found: list[tuple[int, int, int]] = []
     for depth in range(len(windows[0]) if windows else 0):
@@ -80,8 +82,8 @@ def _counted(windows: list[list[int]], min_count: int) -> list[tuple[int, int, i
 
 
 def _ranked(found: list[tuple[int, int, int]], num_tokens: int) -> Frequent:
-    """The most frequent nodes; of equally frequent ones, those found first."""
-    best = sorted(range(len(found)), key=lambda i: -found[i][0])[:num_tokens]  # stable
+    """Return the most frequent nodes; of equally frequent ones, those found first."""
+    best = sorted(range(len(found)), key=lambda i: -found[i][0])[:num_tokens]  # the sort is stable
     place = {ROOT: ROOT, **{i: node for node, i in enumerate(best)}}
     draft = Draft(tuple(found[i][1] for i in best), tuple(place[found[i][2]] for i in best))
     return Frequent(draft, tuple(found[i][0] for i in best))

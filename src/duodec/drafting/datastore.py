@@ -1,7 +1,7 @@
 """Search REST's datastore (arXiv 2311.08252) for what followed the same tokens in other texts.
 
-A suffix array over tokens, mapped into memory: opening it is free, processes share it, and a search
-takes some dozens of comparisons. `duodec datastore build` writes its file.
+It is a suffix array over tokens, mapped into memory. Opening it is free, processes share it, and a
+search takes some dozens of comparisons. `duodec datastore build` writes its file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from duodec.errors import DatastoreUnreadable
 
 
 class Datastore:
-    """Documents, searchable by the longest suffix of a text. Immutable."""
+    """Search documents for the longest suffix of a text. It is immutable."""
 
     def __init__(self, header: Header, data: bytes | mmap.mmap, tokens_at: int) -> None:
-        """``data`` is a file's bytes, in which the tokens begin at ``tokens_at``."""
+        """Use the bytes ``data`` of a file, in which the tokens begin at ``tokens_at``."""
         self.header = header
         self._data = data
         self._tokens_at = tokens_at
@@ -42,7 +42,7 @@ class Datastore:
 
     @classmethod
     def open(cls, path: Path) -> Datastore:
-        """Open the datastore in a file, which may be replaced from then on but not written to.
+        """Open the datastore in a file. From then on the file may be replaced, but not written to.
 
         Raises DatastoreUnreadable for a file that is missing, broken or of another version.
         """
@@ -66,7 +66,7 @@ class Datastore:
 
     @classmethod
     def of(cls, documents: Iterable[Sequence[int]], num_vocab: int) -> Datastore:
-        """A datastore in memory, sorted by a simple algorithm: for tests and small texts."""
+        """Return a datastore in memory, sorted by a simple algorithm, for tests and small texts."""
         texts = [[*document, num_vocab] for document in documents]
         header = Header(sum(map(len, texts)) - len(texts), len(texts), num_vocab)
         width = header.token_width
@@ -77,7 +77,7 @@ class Datastore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
+        """Return the number of tokens in all documents."""
         return self.header.num_tokens
 
     @property
@@ -86,7 +86,7 @@ class Datastore:
 
     @property
     def vocabulary(self) -> str:
-        """The fingerprint of the tokens' vocabulary; "" when made in memory."""
+        """Return the fingerprint of the tokens' vocabulary; "" when made in memory."""
         return self.header.vocabulary
 
     def continuations(
@@ -98,13 +98,13 @@ class Datastore:
         length: int = 10,
         limit: int = 5000,
     ) -> NDArray[np.int32]:
-        """What followed the longest suffix of ``text`` that occurs in the documents.
+        """Return what followed the longest suffix of ``text`` that occurs in the documents.
 
         The suffix has max_span tokens at most and min_span at least; ``text`` holds tokens of the
-        vocabulary only. Returns windows (num_found, length), -1 from the end of a document on, in
-        lexicographic order, in which that end comes after every token. Of more than ``limit``
-        occurrences, ``limit`` are returned, evenly spread over this order; (0, length) when there
-        is none.
+        vocabulary only. Returns windows of shape (num_found, length) in lexicographic order, with
+        -1 from the end of a document on; in that order the end of a document comes after every
+        token. If there are more than ``limit`` occurrences, ``limit`` of them are returned, evenly
+        spread over this order. The shape is (0, length) if there are none.
         """
         assert min_span >= 1
         width = self.header.token_width
@@ -124,12 +124,12 @@ class Datastore:
         return self._windows(chosen.astype(np.int64) + span, length)
 
     def _find(self, words: bytes) -> range:
-        """The range of sorted texts that begin with these tokens."""
+        """Return the range of sorted texts that begin with these tokens."""
         data, tokens_at, width = self._data, self._tokens_at, self.header.token_width
         size = len(words)
 
         def text(position: int) -> bytes:
-            # the last text may reach past the tokens, but its separator decides first
+            # The last text may reach past the tokens, but its separator decides first.
             begin = tokens_at + position * width
             return data[begin : begin + size]
 
@@ -141,13 +141,14 @@ class Datastore:
         return range(first, bisect_right(self._order, words, first, high, key=text))
 
     def _windows(self, positions: NDArray[np.int64], length: int) -> NDArray[np.int32]:
-        """The tokens at these positions: (len(positions), length), -1 from a separator on."""
+        """Return the tokens at these positions, of shape (len(positions), length), with -1 from a
+        separator on."""
         width, num_positions = self.header.token_width, self.header.num_positions
-        num_held = min(length, num_positions)  # the bytes it reads past the tokens are in the file
+        num_held = min(length, num_positions)  # the bytes read past the tokens are in the file
         rows = np.ndarray(
             num_positions, f"V{num_held * width}", self._data, self._tokens_at, (width,)
         )
-        # in a damaged file a position can be anything
+        # In a damaged file a position can be anything.
         gathered = rows[np.minimum(positions, num_positions - 1)].tobytes()
         windows = np.full((len(positions), length), -1, dtype=np.int32)
         windows[:, :num_held] = decode(gathered, width).reshape(-1, num_held)

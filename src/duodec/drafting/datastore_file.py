@@ -1,9 +1,10 @@
 """Read and write a datastore's file: a header, then three arrays that are mapped into memory.
 
-The tokens of all documents, each document followed by one separator (the id ``num_vocab``);
-the positions of all these, sorted by the text that begins there; and for each token where in that
-order the texts that begin with it start. Tokens are big-endian and of one width, so that slices of
-bytes compare as tokens do; the other numbers are uint32 in the machine's byte order.
+The first array holds the tokens of all documents, each document followed by one separator (the id
+``num_vocab``). The second holds the positions of all these, sorted by the text that begins there.
+The third says for each token where the texts that begin with it start in that order. Tokens are
+big-endian and of one width, so that slices of bytes compare as tokens do. The other numbers are
+uint32 in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from duodec.errors import DatastoreUnreadable
 MAGIC = b"duodec datastore"
 REMEDY = "build it with duodec datastore build FILES..."
 _VERSION = 1
-_WORDS_AT = len(MAGIC) + 8  # after the version and the length of the words, both uint32
+_WORDS_AT = len(MAGIC) + 8  # the version and the length of the words, both uint32, come first
 MAX_HEADER_BYTES = 4096
 _ALIGNMENT = 64
 _CHUNK = 1 << 20  # tokens counted at once
@@ -31,35 +32,35 @@ _CHUNK = 1 << 20  # tokens counted at once
 
 @dataclass(frozen=True)
 class Header:
-    """A datastore's description of itself."""
+    """Describe a datastore."""
 
-    num_tokens: int  # of the documents, without the separators
+    num_tokens: int  # tokens of the documents, without the separators
     num_documents: int
     num_vocab: int
-    vocabulary: str = ""  # a fingerprint of the token pieces
+    vocabulary: str = ""  # fingerprint of the token pieces
     num_files: int = 0
-    num_bytes: int = 0  # of these files
-    built: str = ""  # when, as in ISO 8601
+    num_bytes: int = 0  # size of the source files
+    built: str = ""  # time of the build, in ISO 8601
 
     @property
     def token_width(self) -> int:
-        """Bytes of a stored token."""
+        """Return the bytes of a stored token."""
         return 2 if self.num_vocab < 1 << 16 else 3
 
     @property
     def num_positions(self) -> int:
-        """Tokens and separators."""
+        """Return the number of tokens and separators."""
         return self.num_tokens + self.num_documents
 
     def numbers(self, tokens_at: int) -> slice:
-        """The bytes of the positions and the starts, with which the file ends."""
+        """Return the bytes of the positions and the starts, which end the file."""
         end = tokens_at + self.num_positions * self.token_width
         begin = end + -end % _ALIGNMENT
         return slice(begin, begin + 4 * (self.num_positions + self.num_vocab + 1))
 
 
 def encode(tokens: Tokens | Sequence[int], width: int) -> bytes:
-    """Tokens as stored: ``width`` bytes each, 2 or 3."""
+    """Return tokens as stored: ``width`` bytes each, 2 or 3."""
     if width == 2:
         return np.asarray(tokens, dtype=">u2").tobytes()
     digits = np.asarray(tokens, dtype=">u4").view(np.uint8).reshape(-1, 4)
@@ -77,7 +78,8 @@ def decode(tokens: bytes | bytearray, width: int) -> Tokens:
 def file_parts(
     header: Header, tokens: bytes | bytearray, positions: NDArray[np.uint32]
 ) -> Iterator[bytes | bytearray | memoryview]:
-    """A datastore's file in the order of its bytes; the first part ends where the tokens begin.
+    """Yield a datastore's file in the order of its bytes; the first part ends where the tokens
+    begin.
 
     ``tokens`` are encoded and have their separators; ``positions`` (num_positions,) are sorted.
     """
@@ -96,7 +98,7 @@ def file_parts(
 
 
 def read_header(path: Path, data: bytes) -> tuple[Header, int]:
-    """The header in a file's first bytes, and where its tokens begin.
+    """Return the header in a file's first bytes, and where its tokens begin.
 
     Raises DatastoreUnreadable.
     """
@@ -105,7 +107,7 @@ def read_header(path: Path, data: bytes) -> tuple[Header, int]:
     version, size = (
         int.from_bytes(data[at : at + 4], sys.byteorder) for at in (_WORDS_AT - 8, _WORDS_AT - 4)
     )
-    if version != _VERSION:  # or written on a machine with another byte order
+    if version != _VERSION:  # or it was written on a machine with another byte order
         raise DatastoreUnreadable(
             f"{path} is a datastore of version {version}, not {_VERSION}; {REMEDY}"
         )

@@ -1,6 +1,6 @@
-"""Grow a tree without pause: best first, several leaves a pass, kept from one text to the next.
+"""Grow a tree continuously: best first, several leaves a pass, kept from one text to the next.
 
-A text's draft is a memo of it: when the next request's text continues along the tree, the subtree
+The tree of a text is remembered. When the next request's text continues along the tree, the subtree
 at its end is kept, and growth continues from there.
 """
 
@@ -27,34 +27,35 @@ from duodec.core.traits import Parallel
 from duodec.drafting import constants
 
 Seed = tuple[tuple[int, float], ...]
-"""Tokens one after the other, and how likely each is, if it is so far."""
+"""Tokens in order, and how likely each is given those before it."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of candidates under the text, grown until no node is worth a forward pass."""
+    """Grow a tree of candidates under the text until no node is worth a forward pass."""
 
-    num_leaves: int = 0  # expanded in one forward pass; 0: as many as pay
-    num_candidates: int = constants.CANDIDATES_OF_LEAF  # of each
+    num_leaves: int = 0  # leaves expanded in one forward pass; 0: as many as pay
+    num_candidates: int = constants.CANDIDATES_OF_LEAF  # candidates of each leaf
     least_confidence: float = constants.LEAST_CONFIDENCE
     max_expanded: int = constants.MAX_EXPANDED  # each may be a leaf, and leaves cost sequence ids
     depth: int = constants.MAX_TREE_DEPTH
     seed: Seed = ()
-    """What others propose under the text, such as heads of the target: computed at once, whatever
-    the model itself holds likely, and grown from."""
+    """What other sources, such as the target's heads, propose under the text. It is computed at
+    once, whatever the model itself holds likely, and the tree grows from it."""
 
     @property
     def num_tokens(self) -> int:
         return self.max_expanded * self.num_candidates
 
     def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[CandidateTree]:
-        """What is left of the last tree, then the tree after each forward pass."""
+        """Yield what is left of the last tree, then the tree after each forward pass."""
         growth = _growth_of(model, request, self)
         yield growth.tree
         can_sow = self.seed and self.depth and model.traits.has_branches
         if can_sow and growth.sow(model, request, self.seed):
             yield growth.tree
-        clock = model.clock if model.traits.has_clock else perf_counter  # a simulation's is virtual
+        # A simulation's clock is virtual.
+        clock = model.clock if model.traits.has_clock else perf_counter
         while growth.is_open:
             leaves, length = growth.next_step()
             start_s = clock()
@@ -64,7 +65,7 @@ class Tree:
 
 
 class _Steps:
-    """Running medians of a forward pass's seconds, by its leaves and the tokens after each.
+    """Keep running medians of a forward pass's seconds, by its leaves and the tokens after each.
 
     A model that drafts several tokens at once (``parallel``) does so as long as it pays: a chain's
     tokens take time, and its guesses are worth less than what a leaf's own row says. How much less
@@ -86,18 +87,19 @@ class _Steps:
 
     @property
     def trust(self) -> float:
-        """The share of what mask tokens hold likely that the model holds likely, too, once it knows
-        the tokens before."""
+        """Return the share of what mask tokens hold likely that the model holds likely, too, once
+        it knows the tokens before."""
         return fmean(self._overlaps)
 
     def observe_guess(self, guessed: Mapping[int, float], known: Mapping[int, float]) -> None:
-        """Add a node's likely successors: as they were guessed, and as they are."""
-        total = sum(guessed.values())  # they were trusted in part
+        """Record a node's likely successors as they were guessed, and as they are."""
+        total = sum(guessed.values())  # their likelihoods include the trust of that time
         overlap = sum(min(share / total, known.get(token, 0)) for token, share in guessed.items())
         self._overlaps.append(min(1.0, overlap / sum(known.values())))
 
     def observe(self, num_leaves: int, length: int, seconds: float, gain: float) -> None:
-        """Add a step, and the value of all that it expanded in values of its leaves."""
+        """Record a step, and the value of all that it expanded relative to the values of its
+        leaves."""
         if (num_leaves, length) in self._seconds:
             self._seconds[num_leaves, length].append(seconds)
         self._num_steps[length] += 1
@@ -105,10 +107,10 @@ class _Steps:
             self._gains.append(gain)
 
     def best(self, values: Sequence[float]) -> tuple[int, int]:
-        """How many of the likeliest leaves (``values``, best first), and how many tokens after
-        each, bring the most value a second. Each length of chains is tried now and then, for steps
-        that read text are slow, and texts differ. What is untried is estimated to cost little more
-        than what is measured."""
+        """Return how many of the likeliest leaves (``values``, best first), and how many tokens
+        after each, bring the most value a second. Each length of chains is tried now and then,
+        because steps that read text are slow, and texts differ. What is untried is estimated to
+        cost little more than what is measured."""
         best, best_rate, first_s = (1, 1), 0.0, 1.0
         rare = min(self._lengths, key=self._num_steps.__getitem__)
         is_due = self._num_steps[rare] < max(
@@ -133,7 +135,7 @@ class _Steps:
 
 
 class _Growth:
-    """A tree growing under one text."""
+    """Grow a tree under one text."""
 
     def __init__(
         self,
@@ -145,9 +147,9 @@ class _Growth:
         is_chain: bool = False,
         guessed: Collection[tuple[int, ...]] = (),
     ) -> None:
-        """Continues from what ``tree`` already holds. Of a chain only the likeliest successor is
-        expanded, for a model whose state has no branches. After the ``guessed`` paths successors
-        are those of mask tokens: the model has not computed these nodes."""
+        """Continue from what ``tree`` already holds. If ``is_chain``, only the likeliest successor
+        is expanded, for a model whose state has no branches. After the ``guessed`` paths,
+        successors come from mask tokens: the model has not computed these nodes."""
         self._is_chain = is_chain
         self.text, self.sampler, self.tree, self._plan = text, sampler, tree, plan
         self.steps = steps
@@ -155,7 +157,8 @@ class _Growth:
         self._values: dict[int, float] = {ROOT: 1.0}
         self._depths: dict[int, int] = {ROOT: 0}
         self._edge: list[tuple[float, int]] = []  # (-value, node) of nodes that may be expanded
-        # what the model computes under the text, parents first: its nodes' places and parents'
+        # This is what the model computes under the text, parents first: the places of its nodes and
+        # of their parents.
         self._place: dict[int, int] = {ROOT: ROOT}
         self._tokens: list[int] = []
         self._parents: list[int] = []
@@ -179,7 +182,7 @@ class _Growth:
             depths[node] = depths[parent] + 1
 
     def _open(self, nodes: Iterable[int]) -> None:
-        """Let nodes be expanded, if they are worth it."""
+        """Let nodes be expanded if they are worth it."""
         for node in nodes:
             value = self._values[node]
             if value < constants.LEAST_VALUE or self._depths[node] >= self._plan.depth:
@@ -188,7 +191,8 @@ class _Growth:
                 heapq.heappush(self._edge, (-value, node))
 
     def _compute(self, node: int) -> list[int]:
-        """Let the model compute a node, and what is above it; those that it did not before."""
+        """Let the model compute a node and its ancestors. Returns those that it did not compute
+        before."""
         new = []
         while node not in self._place:
             new.append(node)
@@ -201,16 +205,17 @@ class _Growth:
 
     @property
     def _room(self) -> int:
-        """Nodes that may still be expanded."""
+        """Return how many nodes may still be expanded."""
         return self._plan.max_expanded - (self.tree.num_expanded - self.tree.is_expanded(ROOT))
 
     @property
     def is_open(self) -> bool:
-        """Some node may be expanded."""
+        """Return whether some node may be expanded."""
         return self._room > 0 and bool(self._edge)
 
     def next_step(self) -> tuple[list[int], int]:
-        """The likeliest nodes that may be expanded, and how many tokens to draft after each."""
+        """Return the likeliest nodes that may be expanded, and how many tokens to draft after
+        each."""
         num_leaves, length = self._plan.num_leaves, 1
         if not num_leaves:
             values = [-v for v, _ in heapq.nsmallest(constants.LEAVES[-1], self._edge)]
@@ -221,15 +226,15 @@ class _Growth:
     def expand(
         self, model: DraftModel, request: DraftRequest, leaves: list[int], length: int
     ) -> float:
-        """Expand leaves in one batched forward pass, and below each, by mask tokens, a chain of the
-        likeliest tokens (PARD, arXiv 2504.18583): it is ``length`` tokens long. Returns the value
-        of all that is expanded in values of the leaves alone."""
-        # of nodes that were guessed so far and are computed now, rows are taken as well
+        """Expand leaves in one batched forward pass. Below each, mask tokens expand a chain of the
+        likeliest tokens (PARD, arXiv 2504.18583), ``length`` tokens long. Returns the value of all
+        that is expanded, relative to the values of the leaves alone."""
+        # Rows are also taken of nodes that were guessed so far and are computed now.
         asked = [node for leaf in leaves for node in self._compute(leaf) or [leaf]]
         tokens, parents = self._tokens.copy(), self._parents.copy()
         rows = [self._place[node] + 1 for node in asked]
         chains = []
-        room = max(0, self._room // len(leaves) - 1)  # of each
+        room = max(0, self._room // len(leaves) - 1)  # nodes left for each leaf
         for leaf in leaves:
             above = self._place[leaf]
             num_masks = min(length - 1, self._plan.depth - self._depths[leaf] - 1, room)
@@ -264,13 +269,13 @@ class _Growth:
 
     def sow(self, model: DraftModel, request: DraftRequest, seed: Seed) -> bool:
         """Compute a chain under the text in one forward pass, so that the tree has what the model
-        holds likely beside it and after it, and value its nodes as others do. False, and nothing is
-        computed, where all of it is known."""
+        holds likely in place of it and after it, and value its nodes as other sources do. Returns
+        False and computes nothing if all of it is known."""
         tree = self.tree
         seed = seed[: max(0, min(self._plan.depth, self._room) - 1)]
         node: int | None = ROOT
         tokens, parents, places = self._tokens.copy(), self._parents.copy(), [ROOT]
-        asked = []  # by the tokens of the chain before them
+        asked = []  # tokens of the chain before each node
         for number, token in enumerate([None, *(token for token, _ in seed)]):
             if token is not None:
                 node = None if node is None else tree.child(node, token)
@@ -295,7 +300,7 @@ class _Growth:
             if number:
                 token, likely = seed[number - 1]
                 below = tree.child(node, token)
-                if below is None:  # the model itself would not have thought of it
+                if below is None:  # the model itself would not have proposed it
                     below = len(tree)
                     tree.expand(node, [token], [self._plan.least_confidence])
                     self._know([below])
@@ -307,7 +312,8 @@ class _Growth:
         return bool(asked)
 
     def _revalue(self, sown: Mapping[int, float]) -> None:
-        """Value the tree anew, where others hold some nodes likelier than the model does."""
+        """Update the values of the tree where other sources hold nodes likelier than the model
+        does."""
         values, tree = self._values, self.tree
         for node in range(len(tree)):
             own = values[tree.parents[node]] * tree.confidences[node]
@@ -318,8 +324,8 @@ class _Growth:
     def _add(
         self, request: DraftRequest, node: int, row: Row, trust: float | None = None
     ) -> list[int]:
-        """Give a node the likely successors that it has not; those. Of a guess they are as likely
-        as its row says times ``trust``."""
+        """Give a node the likely successors that it lacks, and return them. A guess is as likely as
+        its row says times ``trust``."""
         tree, begin = self.tree, len(self.tree)
         context = Context(request.text, tuple(tree.path_tokens(node)))
         tokens, likely = request.sampler.candidates(row, context, self._plan.num_candidates)
@@ -339,7 +345,7 @@ class _Growth:
         return list(new)
 
     def guessed_after(self, tokens: Sequence[int]) -> set[tuple[int, ...]]:
-        """The paths after these tokens whose successors were guessed by mask tokens."""
+        """Return the paths after these tokens whose successors were guessed by mask tokens."""
         before, num = tuple(tokens), len(tokens)
         paths = (tuple(self.tree.path_tokens(node)) for node in self._guessed)
         return {path[num:] for path in paths if path[:num] == before}
@@ -347,7 +353,7 @@ class _Growth:
 
 @dataclass
 class _Memory:
-    """State kept with a model: its costs, and by slot the last tree, a memo of its text."""
+    """Keep with a model its costs and, by slot, the last tree, which belongs to a text."""
 
     steps: _Steps
     growths: dict[int, _Growth] = field(default_factory=dict)
@@ -357,7 +363,7 @@ _memories: WeakKeyDictionary[DraftModel, _Memory] = WeakKeyDictionary()
 
 
 def _growth_of(model: DraftModel, request: DraftRequest, plan: Tree) -> _Growth:
-    """The growth under the request's text so far."""
+    """Return the growth under the request's text so far."""
     memory = _memories.get(model)
     if memory is None:
         memory = _memories[model] = _Memory(_Steps(model.traits.parallel))

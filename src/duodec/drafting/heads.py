@@ -13,7 +13,7 @@ from duodec.core.protocols import Heads
 
 @dataclass(frozen=True)
 class Ranks:
-    """A tree that is always the same, as Medusa (2401.10774) and Hydra (2402.05109) publish theirs:
+    """Propose a fixed tree, as Medusa (2401.10774) and Hydra (2402.05109) publish theirs. It says
     how many children a node has, by the ranks on the path to it, each among its siblings."""
 
     widths: Mapping[tuple[int, ...], int]
@@ -37,10 +37,10 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Likeliest:
-    """The likeliest tokens, as EAGLE-2 (2406.16858) grows its tree: of each level the
-    ``num_leaves`` likeliest nodes get ``num_candidates`` successors each, and of all nodes
-    ``num_tokens`` are kept. A node is as likely as all on its path together; one that is less
-    likely than ``least`` gets no successors, and none are deeper than ``depth`` levels."""
+    """Propose the likeliest tokens, as EAGLE-2 (2406.16858) grows its tree. In each level the
+    ``num_leaves`` likeliest nodes get ``num_candidates`` successors each, and ``num_tokens`` of all
+    nodes are kept. A node's likelihood is the product along its path. A node less likely than
+    ``least`` gets no successors, and no node is deeper than ``depth`` levels."""
 
     num_tokens: int = 60
     num_leaves: int = 10
@@ -67,12 +67,12 @@ class Likeliest:
 
 
 def _best(nodes: Sequence[int], values: Sequence[float], count: int) -> list[int]:
-    """The nodes of the greatest values, in the order of the tree."""
+    """Return the nodes of the greatest values, in the order of the tree."""
     return sorted(sorted(nodes, key=lambda node: -values[node])[:count])
 
 
 def _only(tree: CandidateTree, kept: Sequence[int]) -> CandidateTree:
-    """The tree of some of its nodes, whose parents are among them."""
+    """Return the tree of some of its nodes, whose parents are among them."""
     smaller, placed = CandidateTree(), {ROOT: ROOT}
     for node in kept:
         parent = placed[tree.parents[node]]

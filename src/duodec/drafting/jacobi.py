@@ -12,7 +12,7 @@ Ngram = tuple[int, ...]
 
 
 class Window:
-    """Guesses at the tokens after the text, from the last rounds.
+    """Hold guesses at the tokens after the text, from the last rounds.
 
     The *trunk* guesses the next tokens. Column j's branch leaves the trunk after its j-th token
     (column 0: after the text) and holds a newer guess at each level. Together they are one token
@@ -21,28 +21,28 @@ class Window:
     """
 
     def __init__(self, trunk: Sequence[int], num_levels: int) -> None:
-        """``num_levels`` is the length of the n-grams to collect, 3 or more."""
+        """Collect n-grams of length ``num_levels``, 3 or more."""
         assert num_levels > 2, "an n-gram has a key and at least two tokens"
         self._levels = [list(trunk)]
         self._num_levels = num_levels
 
     @classmethod
     def of(cls, text: Tokens, num_levels: int, num_columns: int) -> Window:
-        """A trunk of random tokens from the text. It is longer than the window by one token for
-        each level to be filled, since every round advances the text."""
+        """Start with a trunk of random tokens from the text. It is longer than the window by one
+        token for each level to be filled, since every round advances the text."""
         dice = random.Random(0)
         trunk = dice.choices(text.tolist(), k=num_columns + num_levels - 3)
         return cls(trunk, num_levels)
 
     def branches(self) -> Iterator[list[int]]:
-        """The path from the root to the end of every column."""
+        """Yield the path from the root to the end of every column."""
         trunk, *levels = self._levels
         for column in range(len(trunk) + 1):
             yield trunk[:column] + [level[column] for level in levels]
 
     def advance(self, last: int, guesses: Sequence[int]) -> list[Ngram]:
-        """Add a guess at every column's end; returns the n-grams that are now complete. That of
-        column 0 begins with ``last``, the text's last token."""
+        """Add a guess at every column's end, and return the n-grams that are now complete. The
+        n-gram of column 0 begins with ``last``, the text's last token."""
         trunk, *levels = self._levels
         if len(levels) + 2 < self._num_levels:
             self._levels = [level[1:] for level in (trunk, *levels, list(guesses))]
@@ -52,7 +52,7 @@ class Window:
 
 
 class NgramPool:
-    """The latest ``num_guesses`` n-grams that begin with each token."""
+    """Keep the latest ``num_guesses`` n-grams that begin with each token."""
 
     def __init__(self, num_guesses: int) -> None:
         self._num_guesses = num_guesses
@@ -66,5 +66,5 @@ class NgramPool:
             known.popitem(last=False)
 
     def after(self, token: int) -> list[Ngram]:
-        """What followed ``token``, latest first."""
+        """Return what followed ``token``, latest first."""
         return list(self._by_first.get(token, ()))[::-1]

@@ -1,4 +1,4 @@
-"""Keep what is learned of texts apart by their owners, within one bound for all of them."""
+"""Keep what is learned from texts separate by owner, within one bound for all owners."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _T = TypeVar("_T")
 
 
 class ByOwner(Generic[_T]):
-    """A store for each owner of texts. Nobody is drafted for from another owner's.
+    """Keep a store for each owner of texts. No owner gets drafts from another owner's texts.
 
-    Owners are texts. What stands before a colon names whose they are, all of whom have one share:
-    where the stores exceed their bound, the one with the most loses the store of its own that was
-    not used for the longest, so that nobody makes others lose theirs by calling itself many names.
+    Owners are strings. The part before a colon names a holder, and all owners of a holder have one
+    share. Where the stores exceed their bound, the holder with the most loses its least recently
+    used store. So a holder with many names cannot make others lose their stores.
     """
 
     def __init__(self, make: Callable[[], _T], size: Callable[[_T], int], most: int) -> None:
-        """``size`` tells how much a store holds, ``most`` how much all of them hold together, but
-        for what is added to those in use."""
+        """``size`` returns how much a store holds. All stores together hold at most ``most``, apart
+        from what is added to those in use."""
         self._make, self._size, self._most = make, size, most
         self._stores: OrderedDict[str, _T] = OrderedDict()  # the last used last
 
@@ -30,11 +30,11 @@ class ByOwner(Generic[_T]):
 
     @property
     def num_held(self) -> int:
-        """How much all of them hold."""
+        """Return how much all stores hold."""
         return sum(map(self._size, self._stores.values()))
 
     def of(self, owner: str) -> _T:
-        """This owner's store, which is new where there is none."""
+        """Return this owner's store, and make one if there is none."""
         if owner not in self._stores:
             self._stores[owner] = self._make()
         self._stores.move_to_end(owner)
@@ -50,7 +50,7 @@ class ByOwner(Generic[_T]):
                 return
             ((largest, _),) = shares.most_common(1)
             oldest = next(owner for owner in self._stores if _holder(owner) == largest)
-            if oldest == next(reversed(self._stores)):  # in use: it goes on with an empty one
+            if oldest == next(reversed(self._stores)):  # it is in use, and becomes empty
                 self._stores[oldest] = self._make()
             else:
                 del self._stores[oldest]

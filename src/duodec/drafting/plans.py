@@ -1,7 +1,8 @@
 """Define the shapes of drafts that a draft model makes, and how each one grows.
 
-A plan is a small value that is sent to the drafter; ``grow`` runs there, one forward pass of the
-draft model between two yields, each yield the tree so far. The caller may stop at any yield.
+A plan is a small value that is sent to the drafter, where ``grow`` runs. Each yield is the tree so
+far, and there is one forward pass of the draft model between two yields. The caller may stop at any
+yield.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MAX_SEQUENCES = 8
 def rows_after(
     model: DraftModel, request: DraftRequest, tree: Draft, nodes: list[int]
 ) -> list[tuple[Row, Context]]:
-    """One batched forward pass: the logits after each node (ROOT: the text), with their
-    contexts."""
+    """Return the logits after each node (ROOT: the text), with their contexts, from one batched
+    forward pass."""
     rows = model.rows(RowQuery(request.slot, request.text, tree, tuple(n + 1 for n in nodes)))
     contexts = [Context(request.text, tuple(tree.path_tokens(node))) for node in nodes]
     return list(zip(rows, contexts, strict=True))
@@ -33,8 +34,8 @@ def rows_after(
 
 @dataclass(frozen=True)
 class Chain:
-    """One sequence of the draft's best guesses; with no tokens, the text is only prefilled. After
-    a token that the draft model gives less than ``least``, no further one is drafted: llama.cpp's
+    """Draft one sequence of the draft model's best guesses; with no tokens, only prefill the text.
+    After a token that the draft model gives less than ``least``, drafting stops: llama.cpp's
     ``--draft-p-min``."""
 
     num_tokens: int
@@ -55,7 +56,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class SampledChain:
-    """One sequence drawn from the draft's own distribution, which is returned with it."""
+    """Draft one sequence from the draft model's own distribution, which is returned with it."""
 
     num_tokens: int
 
@@ -77,10 +78,11 @@ class SampledChain:
 
 @dataclass(frozen=True)
 class Sequences:
-    """A budget of tokens as k sequences of equal length, k by the uncertainty rule (2503.00784).
+    """Draft k sequences of equal length from a budget of tokens, with k by the uncertainty rule
+    (2503.00784).
 
-    Two tokens are drafted; theta is the likelihood of that path. Every other first token
-    likelier than theta starts a sequence of its own: breadth is worth more than depth there.
+    Two tokens are drafted; theta is the likelihood of that path. Every other first token likelier
+    than theta starts a sequence of its own: breadth is worth more than depth there.
     """
 
     num_tokens: int
@@ -106,13 +108,13 @@ class Sequences:
         tree = tree.graft(ROOT, Draft.sequences([[int(t)] for t in firsts[1:num_sequences]]))
         yield tree
 
-        # the first sequence is a token ahead of the others
+        # The first sequence is a token ahead of the others.
         yield from _lengthened(model, request, tree, length)
 
 
 @dataclass(frozen=True)
 class Comb:
-    """A fixed number of sequences of a fixed length, however likely: each step but the first
+    """Draft a fixed number of sequences of a fixed length, however likely. Each step but the first
     expands all of them, which measures a step's cost by its leaves."""
 
     num_sequences: int
@@ -133,7 +135,7 @@ class Comb:
 def _lengthened(
     model: DraftModel, request: DraftRequest, tree: Draft, length: int
 ) -> Iterator[Draft]:
-    """Extend every sequence of the tree to that length, one token a step."""
+    """Extend every sequence of the tree to ``length``, one token a step."""
     tips = [node for node in range(len(tree)) if node not in tree.parents]
     lengths = [len(tree.path(tip)) for tip in tips]
     while open_ := [i for i in range(len(tips)) if lengths[i] < length]:

@@ -15,16 +15,17 @@ from duodec.native.library import MAX_ORDER as MAX_ORDER
 from duodec.native.library import Handle, address
 
 Adjacency = dict[int, tuple[int, ...]]
-"""A token's likeliest successors, best first."""
+"""The likeliest successors of a token, best first."""
 
 
 def adjacencies() -> ByOwner[Adjacency]:
-    """Those of each owner of texts."""
+    """Return the adjacencies of each owner of texts."""
     return ByOwner(dict, len, constants.MAX_STORED)
 
 
-# The tree of 2408.08696 (release 2.2.2): how many children each node has, breadth first, its
-# root included. A node's i-th child is its token's i-th candidate. 80 nodes, 6 deep.
+# This is the tree of 2408.08696 (release 2.2.2). It says how many children each node has, breadth
+# first, the root included. A node's i-th child is its token's i-th candidate. There are 80 nodes, 6
+# deep.
 _TEMPLATE = (
     (8,),
     (8, 4, 3, 2, 1, 1, 1, 1),
@@ -36,10 +37,10 @@ _TEMPLATE = (
 
 
 def recycled(adjacency: Mapping[int, tuple[int, ...]], last: int) -> Draft:
-    """The tree under ``last``, the text's last token; unknown successors are left out."""
+    """Return the tree under ``last``, the text's last token; unknown successors are left out."""
     tokens: list[int] = []
     parents: list[int] = []
-    # of a level: for each node of the template its token, or None if unknown
+    # A level holds for each node of the template its token, or None if unknown.
     level: list[tuple[int, int] | None] = [(ROOT, last)]
     for counts in _TEMPLATE:
         below: list[tuple[int, int] | None] = []
@@ -55,25 +56,25 @@ def recycled(adjacency: Mapping[int, tuple[int, ...]], last: int) -> Draft:
 
 
 class RecycledRows:
-    """The target's candidates after each context of one to `MAX_ORDER` tokens, from every row that
-    it scored: token recycling (2408.08696) with longer contexts where they are known. They are in
-    C++ (`native/rows.h`)."""
+    """Keep the target's candidates after each context of one to `MAX_ORDER` tokens, from every row
+    that it scored. This is token recycling (2408.08696), with longer contexts where they are known.
+    They are in C++ (`native/rows.h`)."""
 
     def __init__(self, max_contexts: int = constants.MAX_CONTEXTS) -> None:
-        """Keeps all contexts of one token and the latest ``max_contexts`` of each longer length."""
+        """Keep all contexts of one token and the latest ``max_contexts`` of each longer length."""
         self.store = Handle("rows", max_contexts)
 
     def __len__(self) -> int:
-        """The number of known contexts."""
+        """Return the number of known contexts."""
         return int(self.store.library.duodec_rows_size(self.store.address))
 
     @classmethod
     def by_owner(cls) -> ByOwner[RecycledRows]:
-        """Those of each owner of texts."""
+        """Return the rows of each owner of texts."""
         return ByOwner(cls, len, constants.MAX_STORED)
 
     def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
-        """Add the row that follows ``context``, of which the last `MAX_ORDER` tokens are used."""
+        """Add the row that follows ``context``, whose last `MAX_ORDER` tokens are used."""
         before, tokens = array("i", context), array("i", candidates.tokens)
         confidences = array("d", candidates.confidences)
         self.store.library.duodec_rows_add(
@@ -82,7 +83,8 @@ class RecycledRows:
         )  # fmt: skip
 
     def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
-        """The latest row after the longest known suffix of a context, and that suffix's length."""
+        """Return the latest row after the longest known suffix of a context, and that suffix's
+        length."""
         before, num = array("i", context), c_int64()
         tokens, confidences = (
             array("i", bytes(4 * NUM_CANDIDATES)),
@@ -94,5 +96,5 @@ class RecycledRows:
         )  # fmt: skip
         if not order:
             return None
-        count = abs(num.value)  # negative: without confidences
+        count = abs(num.value)  # a negative number has no confidences
         return order, Candidates(tuple(tokens[:count]), tuple(confidences[: max(0, num.value)]))

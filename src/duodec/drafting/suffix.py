@@ -1,9 +1,9 @@
 """Draft from earlier texts: what came next where the text's last tokens occurred before.
 
 `Suffixes` gives the results of a suffix tree with counts (2411.04975), from an inverted index: each
-token with its places. The places of the text's last token, and how far each agrees with the text,
-are all the nodes of that tree that a draft can come from. Texts and index are in C++
-(`native/suffixes.cpp`).
+token with its places. A draft can only come from the nodes of that tree that are given by the
+places of the text's last token, and by how far each place agrees with the text. Texts and index are
+in C++ (`native/suffixes.cpp`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from duodec.native.library import Handle, address
 
 @dataclass(frozen=True)
 class Speculation:
-    """A draft and how many of its tokens are expected to be right."""
+    """Hold a draft and how many of its tokens are expected to be right."""
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
-    shares: Sequence[float] = ()  # by node, of the places that pass through it
+    shares: Sequence[float] = ()  # share of the places that pass through each node
     score: float = 0.0
-    length: int = 0  # of the suffix, in tokens
+    length: int = 0  # length of the suffix, in tokens
 
     @property
     def draft(self) -> Draft:
@@ -38,23 +38,23 @@ _NOTHING = Speculation()
 
 
 class Suffixes:
-    """Token sequences, searchable by the longest suffix of a text."""
+    """Search token sequences for the longest suffix of a text."""
 
     def __init__(self, max_depth: int, max_tokens: int = constants.MAX_STORED) -> None:
-        """``max_depth``: tokens of a match, and of its continuation, at most; each sequence takes
-        so many tokens more. When a sequence ends with more than ``max_tokens`` in all, the older
-        half is forgotten."""
+        """A match, and its continuation, have at most ``max_depth`` tokens; each sequence takes so
+        many tokens more. When a sequence ends with more than ``max_tokens`` in all, the older half
+        is forgotten."""
         self._max_depth = max_depth
         self.store = Handle("suffixes", max_depth, max_tokens)
 
     def __len__(self) -> int:
-        """Tokens that were added."""
+        """Return the number of tokens that were added."""
         store = self.store
         return int(store.library.duodec_suffixes_size(store.address))
 
     @property
     def num_cells(self) -> int:
-        """Cells of its memory: tokens, and what separates sequences."""
+        """Return the cells of its memory: tokens, and what separates sequences."""
         store = self.store
         return int(store.library.duodec_suffixes_cells(store.address))
 
@@ -69,15 +69,15 @@ class Suffixes:
 
     @classmethod
     def by_owner(cls, max_depth: int) -> ByOwner[Suffixes]:
-        """Those of each owner, who together have as much memory as one has alone."""
+        """Return the stores of each owner. Together they have as much memory as one has alone."""
         return ByOwner(lambda: cls(max_depth), lambda store: store.num_cells, constants.MAX_STORED)
 
     def speculate(
         self, text: Tokens, factor: float, min_share: float, depth: int | None = None
     ) -> Speculation:
-        """The best draft over all suffixes of the text, at most ``depth`` tokens deep. A suffix of
-        n tokens may draft ``factor`` * n; a node is drafted when at least ``min_share`` of the
-        suffix's places pass through it; a draft's score is the sum of these shares."""
+        """Return the best draft over all suffixes of the text, at most ``depth`` tokens deep. A
+        suffix of n tokens may draft ``factor`` * n. A node is drafted if at least ``min_share`` of
+        the suffix's places pass through it. A draft's score is the sum of these shares."""
         if not len(text):
             return _NOTHING
         most = self._max_depth if depth is None else max(0, min(depth, self._max_depth))

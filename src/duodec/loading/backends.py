@@ -17,41 +17,41 @@ from duodec.machine import plugins
 from duodec.models import Format, ModelFile, resolve, resolve_folder
 
 State = tuple[Literal["ok", "warn", "fail"], str, str]
-"""A line of `duodec doctor`: the verdict, its words, and a remedy or nothing."""
+"""A line of `duodec doctor`: the verdict, its words, and a remedy or ""."""
 
-_NEEDLESS = {"no_mmap"}  # what it asks of llama.cpp the others do anyway
+_NEEDLESS = {"no_mmap"}  # the other libraries always do what this asks of llama.cpp
 _REMEDIES = {"gpu_layers": "use `device`"}
 _OWN = {LLAMA_CPP: "duodec.loading.llamacpp:LlamaBackend"}
 
 
 @dataclass(frozen=True)
 class TargetFiles:
-    """What a target is made of, on this machine."""
+    """Hold the files of a target on this machine."""
 
     file: ModelFile
-    heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
-    mmproj: Path | None = None  # what it sees pictures with
+    heads: Path | None = None  # heads that were trained for it: a folder, or a GGUF file
+    mmproj: Path | None = None  # its projector for pictures
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A library that computes targets. Derive from it, and name the class as an entry point of
-    ``duodec.backends``: ``name`` is the entry's, and what ``target_backend`` says.
+    """Define a library that computes targets. Derive from it, and name the class as an entry point
+    of ``duodec.backends``: ``name`` is the entry's name, and the value of ``target_backend``.
 
     Options are checked, then a target is found, vetted and loaded. See docs/extending.md.
     """
 
     name: str
-    format: ClassVar[Format | None] = None  # that it is chosen for where nobody names a backend
+    format: ClassVar[Format | None] = None  # the format it is chosen for if no backend is named
     reads_heads: ClassVar[bool] = False
     embeds: ClassVar[bool] = False  # whether `duodec.loading.embedding` loads its embedders
 
     def format_of(self, config: EngineConfig) -> Format:
-        """The format of a target whose user has chosen this backend."""
+        """Return the format of a target whose user has chosen this backend."""
         return self.format or "gguf"
 
     def check(self, config: EngineConfig) -> None:
-        """Raises BadOption for options that it does not serve: by default llama.cpp's own."""
+        """Raise BadOption for options that it does not serve: by default llama.cpp's own."""
         if config.heads is not None and not self.reads_heads:
             raise BadOption(f"heads is {config.heads}, and {self.name} reads none; leave it out")
         for name in LlamaOptions.own():
@@ -62,18 +62,19 @@ class Backend:
                 raise BadOption(f"{name} is {shown}, which only llama.cpp can serve; {remedy}")
 
     def find(self, config: EngineConfig, format_: Format) -> TargetFiles:
-        """The files that the user names, downloaded if needed. Raises what is wrong with them, and
-        BackendUnavailable, which names the remedy, where they could not be loaded."""
+        """Return the files that the user names, downloaded if needed. Raises an error if something
+        is wrong with them, and BackendUnavailable, which names the remedy, if they could not be
+        loaded."""
         find = resolve if format_ == "gguf" else resolve_folder
         return TargetFiles(find(config.target, offline=config.offline))
 
     def vetted(self, file: ModelFile) -> ModelFile:
-        """The same, if it may be loaded in this process: a library may crash on a damaged file.
-        Raises ModelUnreadable."""
+        """Return the file, if it may be loaded in this process: a library may crash on a damaged
+        file. Raises ModelUnreadable."""
         return file
 
     def open_vocabulary(self, file: ModelFile) -> OpenVocabulary:
-        """A target's vocabulary without its weights; the caller closes it. Raises
+        """Return a target's vocabulary without its weights; the caller closes it. Raises
         ModelUnreadable."""
         raise BadOption(f"{self.name} opens no vocabulary without its model; use another backend")
 
@@ -85,26 +86,27 @@ class Backend:
         *,
         taken_bytes: int = 0,
     ) -> LoadedTarget:
-        """Load a target that is vetted; ``taken_bytes`` of the memory that looks free are not.
-        Raises what is wrong with its files or the options."""
+        """Load a target that is vetted; ``taken_bytes`` of the memory that looks free are in use.
+        Raises an error if something is wrong with its files or the options."""
         raise NotImplementedError
 
     def fits(
         self, file: ModelFile, config: EngineConfig, *, taken_bytes: int, draft_bytes: int
     ) -> bool:
-        """Whether memory holds a target beside its draft with caches of a short context: an
-        estimate. Raises what is wrong with its files."""
+        """Estimate whether memory holds a target and its draft with caches of a short context.
+        Raises an error if something is wrong with its files."""
         return True
 
     def state(self, *, is_used: bool, has_gpu: bool) -> State | None:
-        """What `duodec doctor` says of the library, if anything, where a target uses it or not."""
+        """Return what `duodec doctor` says about the library, or None. ``is_used``: a target uses
+        it."""
         return None
 
 
 @cache
 def named(name: str) -> Backend:
-    """The backend of a name. Raises BackendUnavailable for one that is not installed, and BadOption
-    for one that is none."""
+    """Return the backend with a name. Raises BackendUnavailable if it is not installed, and
+    BadOption if there is no such backend."""
     if name in _OWN:
         kind = EntryPoint(name, _OWN[name], plugins.BACKENDS).load()
     else:
@@ -119,12 +121,14 @@ def named(name: str) -> Backend:
 
 
 def name_for(format_: Format) -> str:
-    """The backend of models of a format, where nobody names one. Raises BackendUnavailable."""
+    """Return the name of the backend for models of a format, if no backend is named. Raises
+    BackendUnavailable."""
     return next(name for name in _names() if named(name).format == format_)
 
 
 def _names() -> Iterator[str]:
-    """Ours first, without a look at what is installed; those that are missing last."""
+    """Yield the names: ours first, without a look at what is installed; those that are missing come
+    last."""
     yield from _OWN
     yield from plugins.installed(plugins.BACKENDS)
     yield from plugins.missing(plugins.BACKENDS)

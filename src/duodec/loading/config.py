@@ -23,16 +23,18 @@ from duodec.models.modelfile import Modelfile
 
 DEFAULT_TARGET = "smollm2"
 AUTO, LLAMA_CPP = "auto", "llama.cpp"
-DRAFT_DEVICES = {"auto": "auto", "cpu": "cpu", "none": "cpu", "gpu": "gpu"}  # none: llama.cpp's
+# None: llama.cpp's name for it.
+DRAFT_DEVICES = {"auto": "auto", "cpu": "cpu", "none": "cpu", "gpu": "gpu"}
 _KIND = r"(cuda|rocm|vulkan|metal|sycl)(:\d+)?|(CUDA|ROCm|Vulkan|MTL|Metal|SYCL)\d*"
 _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
-_PATHS = ("target", "draft", "heads", "mmproj", "datastore", "chat_template")  # a path will do
+# A path is accepted for these.
+_PATHS = ("target", "draft", "heads", "mmproj", "datastore", "chat_template")
 
 
 @strict
 @dataclass(frozen=True)
 class EngineConfig(LlamaOptions):
-    """What to load and how. Every described field is an option of the command line."""
+    """Say what to load and how. Every described field is an option of the command line."""
 
     target: Annotated[
         str,
@@ -239,14 +241,14 @@ class EngineConfig(LlamaOptions):
 
     @property
     def pace_curve(self) -> CostCurve | None:
-        """What a forward pass of the target takes at least; None if it is not slowed."""
+        """Return the least time of the target's forward passes; None if it is not slowed."""
         if isinstance(self.pace, str):
             return CostCurve.parse(self.pace, "pace")
         return CostCurve.constant(self.pace) if self.pace else None
 
     @property
     def template_text(self) -> str | None:
-        """The chat template that the user names. Raises BadOption."""
+        """Return the chat template that the user names. Raises BadOption."""
         if self.chat_template is None:
             return None
         try:
@@ -259,7 +261,7 @@ class EngineConfig(LlamaOptions):
 
 
 def _name_of(field: str, value: object) -> str | None:
-    """A name or a path as a text; None where the field may be None. Raises BadOption."""
+    """Return a name or a path as a text; None where the field may be None. Raises BadOption."""
     name = fspath(value) if isinstance(value, PathLike) else value
     if isinstance(name, str) or (name is None and fields_of(EngineConfig)[field].is_optional):
         return name

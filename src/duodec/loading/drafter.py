@@ -36,14 +36,14 @@ _CACHE_TOKENS = 1 << 14  # for all texts together
 
 
 class SentVocabulary(Tokenizer, Protocol):
-    """A target's vocabulary, which the drafter's process makes again."""
+    """Define a target's vocabulary that the drafter's process makes again."""
 
     def by_value(self) -> VocabularyRecipe: ...
 
 
 def recipe_for(target: SentVocabulary, recipe: LlamaRecipe) -> Recipe:
-    """How to make the draft model of ``recipe`` for a target with this vocabulary. Raises
-    ModelUnreadable for a model that cannot draft."""
+    """Return how to make the draft model of ``recipe`` for a target with this vocabulary. Raises
+    ModelUnreadable if the model cannot draft."""
     draft = LlamaModel(recipe.path, vocabulary_only=True, num_gpu_layers=0)
     try:
         if difference(target, draft, stride=_SAMPLED_STRIDE) is None:
@@ -62,12 +62,12 @@ def open_drafter(
     *,
     on_warning: Callable[[str], None] = warn,
 ) -> ProcessDrafter:
-    """Start the draft model in its own process, which loads while the target does. Raises what is
-    wrong with it, or with the pair."""
+    """Start the draft model in its own process, which loads while the target does. Raises an error
+    if something is wrong with it, or with the pair."""
     recipe = _recipe(pair, target, num_context, plan)
     return ProcessDrafter(
         recipe_for(target, recipe),
-        # on the target's cores it takes turns with it
+        # On the target's cores it takes turns with the target.
         cores=available_cores() if plan.shares_cores else plan.draft_cores,
         num_threads=plan.target_alone if plan.shares_cores else len(plan.draft_cores),
         on_warning=on_warning,
@@ -83,8 +83,9 @@ def on_device(
     *,
     on_warning: Callable[[str], None] = warn,
 ) -> DrafterInTurns:
-    """Load the draft model on the target's device, in this process. Raises BackendUnavailable where
-    memory is estimated to be too short, and what is wrong with the model, or with the pair."""
+    """Load the draft model on the target's device, in this process. Raises BackendUnavailable if
+    memory is estimated to be too short, and an error if something is wrong with the model, or with
+    the pair."""
     recipe = _recipe(pair, target, num_context, plan).on_device(on)
     check_room(recipe, on)
     model = recipe_for(target, recipe).load()
@@ -107,7 +108,7 @@ def _free(model: DraftModel) -> None:
 
 
 def needed_bytes(recipe: LlamaRecipe) -> int:
-    """What a draft model takes on a device: an estimate."""
+    """Estimate the bytes that a draft model takes on a device."""
     lib = library.load()
     header = Header.read(lib, recipe.path)
     if header is None:
@@ -118,8 +119,8 @@ def needed_bytes(recipe: LlamaRecipe) -> int:
 
 
 def check_room(recipe: LlamaRecipe, on: tuple[Device, ...]) -> None:
-    """Raises BackendUnavailable where a device has too little free memory for a draft model, as far
-    as its driver tells."""
+    """Raise BackendUnavailable if a device has too little free memory for a draft model, as far as
+    its driver tells."""
     free, need = devices.free_bytes(library.load(), on), needed_bytes(recipe)
     if 0 < free < need:
         where = ", ".join(device.name for device in on) or "the device"

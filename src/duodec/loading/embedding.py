@@ -15,14 +15,14 @@ from duodec.models.metadata import ModelMetadata, Use
 
 
 def use_of(target: ResolvedTarget) -> Use:
-    """What a model is for. Raises ModelUnreadable for a damaged file."""
+    """Return what a model is for. Raises ModelUnreadable for a damaged file."""
     embeds = backends.named(target.backend).embeds
     return ModelMetadata.of(target.file.path).use if embeds else "completion"
 
 
 @dataclass(frozen=True)
 class EmbedderUse:
-    """Bytes of memory that a loaded embedder takes: an estimate."""
+    """Estimate the bytes of memory that a loaded embedder takes."""
 
     weight_bytes: int
     work_bytes: int
@@ -32,8 +32,8 @@ class EmbedderUse:
 def load_embedder(
     target: ResolvedTarget, on_warning: Callable[[str], None] = warn, *, taken_bytes: int = 0
 ) -> tuple[Embedder, EmbedderUse]:
-    """Load a model, of which llama.cpp has computed a text in a process of its own. Raises what is
-    wrong with its file, or with the options."""
+    """Load a model, of which llama.cpp has computed a text in a process of its own. Raises an error
+    if something is wrong with its file, or with the options."""
     config = target.config
     if use_of(target) == "completion":
         raise ModelUnreadable(
@@ -55,8 +55,8 @@ def load_embedder(
 
 
 def fits(target: ResolvedTarget, taken_bytes: int) -> bool:
-    """Whether memory holds it, where ``taken_bytes`` of what looks free are other models' weights:
-    an estimate. Raises what is wrong with its file."""
+    """Estimate whether memory holds the model. ``taken_bytes`` of what looks free are other models'
+    weights. Raises an error if something is wrong with its file."""
     from duodec.backends.llamacpp.embedding.load import fits
 
     return fits(vetted(target.file).path, taken_bytes)

@@ -15,13 +15,13 @@ from duodec.models import Format, ModelFile, find_projector, resolve
 
 
 class LlamaBackend(Backend):
-    """llama.cpp, for GGUF files and nothing else."""
+    """Serve GGUF files with llama.cpp."""
 
     format = "gguf"
     embeds = True
 
     def check(self, config: EngineConfig) -> None:
-        """All options are served; what a file or a build cannot do, loading tells."""
+        """Accept all options; loading reports what a file or a build cannot do."""
 
     def find(self, config: EngineConfig, format_: Format) -> TargetFiles:
         heads = self._heads(config)
@@ -39,7 +39,8 @@ class LlamaBackend(Backend):
         return resolve(config.heads, offline=config.offline).path
 
     def _projector(self, config: EngineConfig, file: ModelFile) -> Path | None:
-        """What a target sees pictures with. Raises what is wrong with a file that is named."""
+        """Return the projector for pictures. Raises an error if something is wrong with a file that
+        is named."""
         if config.mmproj in (None, "none"):
             return None
         if config.mmproj != "auto":
@@ -86,8 +87,9 @@ class LlamaBackend(Backend):
 def _vetted_projector(
     files: TargetFiles, config: EngineConfig, on_warning: Callable[[str], None]
 ) -> Path | None:
-    """What the target sees pictures with. Raises what is wrong with a file that the user names;
-    without one that was found for it, the target reads text only."""
+    """Return the target's projector for pictures. Raises an error if something is wrong with a file
+    that the user names. If a file that was found for the target is unusable, the target reads text
+    only."""
     if files.mmproj is None:
         return None
     try:
@@ -100,14 +102,14 @@ def _vetted_projector(
 
 
 def tried(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
-    """A target's file, of which llama.cpp has read what a backend needs in a process of its own.
-    Raises ModelUnreadable."""
+    """Return a target's file, of which llama.cpp has read what a backend needs in a process of its
+    own. Raises ModelUnreadable."""
     if file.path.is_file():
         refuse_encoder(file.path)
     return vetted(file, vocabulary_only=vocabulary_only)
 
 
 def gguf_vocabulary(file: ModelFile) -> LlamaModel:
-    """The vocabulary of a GGUF file; the caller closes it. Raises ModelUnreadable."""
+    """Return the vocabulary of a GGUF file; the caller closes it. Raises ModelUnreadable."""
     path = vetted(file, vocabulary_only=True).path
     return LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)

@@ -36,7 +36,7 @@ _NO_STATES = (
 
 @dataclass(frozen=True)
 class Loaded:
-    """A pair that is ready; closing ``resources`` ends it."""
+    """Hold a pair that is ready; closing ``resources`` ends it."""
 
     config: EngineConfig
     target: Target
@@ -46,7 +46,7 @@ class Loaded:
     datastore: Datastore | None
     cores: CoreSharing
     costs: Costs  # as a profile measured them
-    memory: MemoryUse | None = None  # if it was estimated
+    memory: MemoryUse | None = None  # set if it was estimated
     resources: ExitStack = field(default_factory=ExitStack)
 
 
@@ -54,7 +54,8 @@ def load(
     pair: ResolvedPair, *, on_warning: Callable[[str], None] = warn, taken_bytes: int = 0
 ) -> Loaded:
     """Load the models of a pair. ``taken_bytes`` of the memory that looks free are other models'
-    weights, mapped from files. Raises what is wrong with the models or the pair."""
+    weights, mapped from files. Raises an error if something is wrong with the models or the
+    pair."""
     config, others = pair.config, OtherPrograms()
     with ExitStack() as stack:
         loaded = load_target(pair, on_warning, taken_bytes=taken_bytes + draft_bytes(pair))
@@ -110,9 +111,9 @@ def load(
 
 
 def unless_busy(pair: ResolvedPair, placement: Placement, num_busy: float) -> ResolvedPair:
-    """The pair, without a draft model that was found on this machine by itself, where it would
-    compute on the target's cores and other programs keep so many of these busy: it was measured to
-    halve the rate there."""
+    """Return the pair, without an automatically found draft model if that would compute on the
+    target's cores while other programs keep ``num_busy`` of them busy: it was measured to halve the
+    rate there."""
     is_named = pair.config.draft != "auto" or pair.config.target.lower() in ALIASES
     if pair.draft is None or is_named or placement is not Placement.CPU or num_busy < NOTABLE:
         return pair
@@ -124,8 +125,8 @@ def unless_busy(pair: ResolvedPair, placement: Placement, num_busy: float) -> Re
 
 
 def _costs(pair: ResolvedPair, plan: CorePlan, loaded: LoadedTarget, target: Target) -> Costs:
-    """What a pair costs, as its profile has it, or as its target on a device is measured here, so
-    that the first text is not spent on it."""
+    """Return what a pair costs: as its profile says, or as its target on a device is measured here,
+    so that the first text is not spent on measuring."""
     if known := pair.profile:
         return known.costs(is_drafting=not plan.shares_cores)
     costs = Costs()
@@ -140,10 +141,10 @@ def _costs(pair: ResolvedPair, plan: CorePlan, loaded: LoadedTarget, target: Tar
 def _turns(
     drafter: PlacedDrafter | None, placement: Placement, config: EngineConfig
 ) -> Callable[[], bool]:
-    """Whether the drafter takes turns with the target, as of now."""
+    """Return a function that says whether the drafter takes turns with the target now."""
     if isinstance(drafter, DrafterInTurns):
         return lambda: drafter.takes_turns
-    # a target that is slowed for a demo leaves its cores idle, and so do a GPU's layers
+    # A target that is slowed for a demo leaves its cores idle, and so do a GPU's layers.
     in_turns = placement is Placement.CPU and config.pace_curve is None
     return lambda: in_turns
 
@@ -151,8 +152,8 @@ def _turns(
 def load_target(
     target: ResolvedTarget, on_warning: Callable[[str], None] = warn, *, taken_bytes: int = 0
 ) -> LoadedTarget:
-    """Load the target's model; ``taken_bytes`` of the memory that looks free are not. Raises what
-    is wrong with its files, or with the backend's options."""
+    """Load the target's model; ``taken_bytes`` of the memory that looks free are in use. Raises an
+    error if something is wrong with its files, or with the backend's options."""
     target.vetted()
     loaded = backends.named(target.backend).load(
         target.files, target.config, on_warning, taken_bytes=taken_bytes
@@ -163,20 +164,21 @@ def load_target(
 
 
 def fits(pair: ResolvedPair, taken_bytes: int) -> bool:
-    """Whether memory holds a target with caches of a short context, where ``taken_bytes`` of what
-    looks free are other models' weights: an estimate. Raises what is wrong with its files."""
+    """Estimate whether memory holds a target with caches of a short context. ``taken_bytes`` of
+    what looks free are other models' weights. Raises an error if something is wrong with its
+    files."""
     return backends.named(pair.backend).fits(
         pair.file, pair.config, taken_bytes=taken_bytes, draft_bytes=draft_bytes(pair)
     )
 
 
 def draft_bytes(pair: ResolvedPair) -> int:
-    """The size of the draft model's weights; its cache is small."""
+    """Return the size of the draft model's weights; its cache is small."""
     return pair.draft.num_bytes if pair.draft else 0
 
 
 def core_plan(pair: ResolvedPair, target: LoadedTarget) -> CorePlan:
-    """How this target and its draft share the cores that this process may use: as a profile
+    """Return how this target and its draft share the cores that this process may use: as a profile
     measured it to be best, if there is one."""
     config = pair.config
     known = None if target.is_on_cpu else pair.profile
@@ -191,7 +193,7 @@ def core_plan(pair: ResolvedPair, target: LoadedTarget) -> CorePlan:
 def another_drafter(
     pair: ResolvedPair, target: SentVocabulary, num_context: int, num_threads: int
 ) -> ProcessDrafter:
-    """Start another drafter with ``num_threads`` threads, to compare, for a target that computes
+    """Start another drafter with ``num_threads`` threads for comparison, for a target that computes
     elsewhere."""
     plan = CorePlan.make(Topology.read(), target_is_on_cpu=False, num_draft_threads=num_threads)
     drafter = open_drafter(pair, target, num_context, plan)
@@ -200,12 +202,12 @@ def another_drafter(
 
 
 def _sharing(plan: CorePlan, target: RunningTarget, stack: ExitStack) -> Callable[[bool], None]:
-    """A function that shares the cores before a completion, with a drafter or without."""
+    """Return a function that shares the cores before a completion, with a drafter or without."""
     if plan.shares_cores:
         return lambda is_drafting: target.use_threads(
             plan.target_beside if is_drafting else plan.target_alone
         )
-    # the thread that launches a GPU's work must never wait for a core that the drafter uses
+    # The thread that launches a GPU's work must never wait for a core that the drafter uses.
     every = available_cores()
     stack.callback(keep_to, every)
     return lambda is_drafting: keep_to(plan.launch_cores if is_drafting else every)

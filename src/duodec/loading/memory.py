@@ -1,4 +1,4 @@
-"""Say what memory a loaded pair takes, so far as that is known before it decodes."""
+"""Report what memory a loaded pair takes, as far as that is known before it decodes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from duodec.loading.resolve import ResolvedPair
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of a pair where its target computes, and of its draft. On a CPU caches grow up to
-    ``cache_bytes`` as texts fill them, on a GPU they are taken at once."""
+    """Count the bytes of a pair where its target computes, and of its draft. On a CPU, caches grow
+    up to ``cache_bytes`` as texts fill them; on a GPU they are allocated at once."""
 
     weight_bytes: int
     cache_bytes: int
@@ -21,7 +21,7 @@ class MemoryUse:
 
     @classmethod
     def of(cls, pair: ResolvedPair, target: LoadedTarget) -> MemoryUse | None:
-        """Of what was loaded; None for a target whose caches were not estimated."""
+        """Return the memory of what was loaded; None if the target's caches were not estimated."""
         if target.footprint is None:
             return None
         return cls(

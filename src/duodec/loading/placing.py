@@ -32,8 +32,8 @@ _WAIT_S = 10.0
 
 
 def is_for_device(config: EngineConfig, placement: Placement) -> bool:
-    """Whether the draft model is to be loaded on the target's device, to be tried there. Raises
-    BadOption where the target has none."""
+    """Return whether to load the draft model on the target's device, and try it there. Raises
+    BadOption if the target has no device."""
     if config.draft_device == "gpu" and placement is Placement.CPU:
         raise BadOption(
             "draft_device is gpu, and the target computes on the CPU, where its draft model takes "
@@ -53,9 +53,9 @@ def place(
     costs: Costs,
     on_warning: Callable[[str], None],
 ) -> PlacedDrafter:
-    """Load the draft model on the target's device, and on the CPU where the device has no room, it
-    fails there, or pays less. ``costs`` learn what was timed. Raises what is wrong with the model,
-    or with the pair."""
+    """Load the draft model on the target's device, or on the CPU if the device has no room, it
+    fails there, or it pays less. ``costs`` learn what was timed. Raises an error if something is
+    wrong with the model, or with the pair."""
 
     def on_cpu() -> ProcessDrafter:
         return open_drafter(pair, loaded.model, loaded.num_context, plan, on_warning=on_warning)
@@ -83,23 +83,24 @@ def draft_on_device(
     plan: CorePlan,
     on_warning: Callable[[str], None],
 ) -> DrafterInTurns:
-    """Load the draft model on the target's device. Raises BackendUnavailable where it has no room,
-    and what is wrong with the model, or with the pair."""
+    """Load the draft model on the target's device. Raises BackendUnavailable if it has no room, and
+    an error if something is wrong with the model, or with the pair."""
     on = loaded.model.devices if isinstance(loaded.model, LlamaModel) else ()
     return on_device(pair, loaded.model, loaded.num_context, plan, on, on_warning=on_warning)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What a draft model's steps were timed to take."""
+    """Hold the timed steps of a draft model."""
 
     step_s: float
-    read_s: float  # of a text of so many tokens
+    read_s: float  # time to read a text of ``num_read`` tokens
     num_read: int = _NUM_READ
 
     @classmethod
     def of(cls, drafter: Drafter) -> Steps | None:
-        """Time them; None for a drafter that fails. The first run of each warms the device up."""
+        """Time the steps; return None for a drafter that fails. The first run of each warms the
+        device up."""
         rng = np.random.default_rng(0)
         reads, steps = list[float](), list[float]()
         for _ in range(_RUNS):
@@ -114,22 +115,22 @@ class Steps:
         return cls(min(steps), min(reads))
 
     def pay(self, forward_s: float, num_bytes: int) -> bool:
-        """Whether these steps are expected to bring more than those of a core, of a model of so
-        many bytes, with forward passes that take so long. Where neither brings anything, the device
+        """Return whether these steps are expected to bring more than those of a core, for a model
+        of ``num_bytes`` and forward passes of ``forward_s``. If neither brings anything, the device
         keeps its memory."""
         here = Forecast(forward_s, self.step_s).in_turns
         return here > Forecast(forward_s, step_on_core_s(num_bytes)).in_parallel
 
     def teach(self, costs: Costs) -> None:
-        """Let a planner know them before the first completion."""
+        """Tell a planner these times before the first completion."""
         costs.observe_step(self.step_s)
         costs.observe_root(self.step_s)
         costs.observe_read(self.num_read, self.read_s)
 
 
 def timed_pass_s(target: Target, num_context: int) -> float:
-    """Seconds of a forward pass of a target that goes on from a text, without a draft. The first
-    run reads the text and warms the device up."""
+    """Return the seconds of a target's forward pass that continues a text, without a draft. The
+    first run reads the text and warms the device up."""
     text: Tokens = np.zeros(min(_NUM_READ, num_context - 1), dtype=np.int32)
     times = []
     for _ in range(1 + _RUNS):
@@ -140,7 +141,7 @@ def timed_pass_s(target: Target, num_context: int) -> float:
 
 
 def _seconds(drafter: Drafter, text: Tokens, plan: Plan) -> float:
-    """Seconds of a whole draft; less than none if it did not come."""
+    """Return the seconds of a whole draft; negative if it did not come."""
     begin_s = perf_counter()
     drafter.submit(DraftRequest(_SLOT, text, plan, Sampler()))
     drafted = drafter.poll(_SLOT, _WAIT_S)

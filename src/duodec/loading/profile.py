@@ -33,18 +33,18 @@ WIDTHS = (0, 1, 3, 7, 15, 31, 63)
 LEAVES = (1, 2, 4, 8)
 CONTEXTS = (64, 512)  # tokens in the context
 _SLOT = 0
-_RUNS, _BUDGET_S = 7, 2.0  # for one figure, at most
-_FREQUENT = 8  # a vocabulary's first part: after tokens that are rare a draft's step takes longer
+_RUNS, _BUDGET_S = 7, 2.0  # runs and seconds for one figure, at most
+_FREQUENT = 8  # first part of a vocabulary: a draft step takes longer after rare tokens
 _STEPS, _STEPS_WAIT_S = 8, 20.0
 _SWEPT_LEAVES = 4
-_ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
+_ENOUGH = 1.05  # relative to the fastest step: more threads are not worth their cores
 ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
-_TRIES = 2  # for a context
-_PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # by which less work may seem to take longer: noise
+_TRIES = 2  # attempts for a context
+_PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # less work may seem to take this much longer because of noise
 
 
 class Pair(Protocol):
-    """What is measured: a loaded pair, or an `LLM` of it."""
+    """Define what is measured: a loaded pair, or an `LLM` of it."""
 
     @property
     def target(self) -> Target: ...
@@ -60,17 +60,17 @@ class Pair(Protocol):
 
 @dataclass(frozen=True)
 class Forward:
-    """A target's forward pass over so many draft tokens."""
+    """Record a target's forward pass over a number of draft tokens."""
 
     context: int
     width: int
     seconds: float
-    beside_s: float | None  # with the drafter at work; None without one
+    beside_s: float | None  # time while the drafter works; None without one
 
 
 @dataclass(frozen=True)
 class Step:
-    """A draft step that expands so many leaves, with the process's overhead."""
+    """Record a draft step that expands a number of leaves, with the process's overhead."""
 
     context: int
     leaves: int
@@ -79,7 +79,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Threads:
-    """A draft step with a number of threads."""
+    """Record a draft step with a number of threads."""
 
     num_threads: int
     seconds: float
@@ -87,7 +87,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Profile:
-    """The curves T(n, context) and d(k, context), and how much each side slows the other."""
+    """Hold the curves T(n, context) and d(k, context), and how much each side slows the other."""
 
     key: str
     target: str
@@ -99,15 +99,16 @@ class Profile:
 
     @property
     def draft_threads(self) -> int | None:
-        """The fewest threads that are about as fast as any; None if they were not measured."""
+        """Return the fewest threads that are about as fast as any; None if they were not
+        measured."""
         fastest_s = min((t.seconds for t in self.threads), default=0.0)
         enough = [t.num_threads for t in self.threads if t.seconds <= _ENOUGH * fastest_s]
         return min(enough, default=None)
 
     @property
     def draft_uses_flash_attention(self) -> bool:
-        """Whether draft steps are faster with it, over all measurements; False if there are none,
-        as on every CPU so far."""
+        """Return whether draft steps are faster with flash attention, over all measurements; False
+        if there are none, as on every CPU so far."""
         both = [
             [a.seconds for a in self.attention if a.uses_flash_attention is flag]
             for flag in (True, False)
@@ -117,14 +118,14 @@ class Profile:
 
     @property
     def contention(self) -> float | None:
-        """How much longer a forward pass takes while the drafter works, as a ratio."""
+        """Return how much longer a forward pass takes while the drafter works, as a ratio."""
         ratios = [f.beside_s / f.seconds for f in self.forwards if f.beside_s]
         return median(ratios) if ratios else None
 
     @property
     def flaw(self) -> str | None:
-        """What is implausible: less work that takes much longer, as on a machine that was busy for
-        a while. None if nothing is wrong."""
+        """Return what is implausible: less work that takes much longer, as on a machine that was
+        busy for a while. None if nothing is wrong."""
         curves = [
             (f"a forward pass of {{}} draft tokens after {context}", points)
             for context in sorted({f.context for f in self.forwards})
@@ -151,13 +152,14 @@ class Profile:
         return None
 
     def with_curves(self, other: Profile) -> Profile:
-        """This profile, with the curves of another one of the same pair, too."""
+        """Return this profile with the curves of another one of the same pair added."""
         return replace(
             self, forwards=self.forwards + other.forwards, steps=self.steps + other.steps
         )
 
     def costs(self, *, is_drafting: bool) -> Costs:
-        """The planner's initial costs; ``is_drafting``: the drafter will work in parallel."""
+        """Return the planner's initial costs; ``is_drafting``: the drafter will work in
+        parallel."""
         costs = Costs()
         costs.teach(
             (forward.width, (forward.beside_s if is_drafting else None) or forward.seconds)
@@ -169,7 +171,7 @@ class Profile:
         return costs
 
     def write(self) -> Path:
-        """Write it, in place of an older one. Raises OSError."""
+        """Write the profile, in place of an older one. Raises OSError."""
         path = profile_place(self.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -178,8 +180,8 @@ class Profile:
 
     @classmethod
     def read(cls, key: str) -> Profile | None:
-        """The profile kept for this machine and pair; None if there is no usable one, and it will
-        be measured again."""
+        """Return the profile kept for this machine and pair. None means that there is no usable
+        one, and it will be measured again."""
         try:
             record = json.loads(profile_place(key).read_text())
             if record.pop("version") != VERSION or record["key"] != key:
@@ -191,7 +193,7 @@ class Profile:
             found = cls(
                 **record, forwards=forwards, steps=steps, threads=threads, attention=attention
             )
-            return found if found.flaw is None else None  # kept by an older version
+            return found if found.flaw is None else None  # an older version kept it
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -203,7 +205,7 @@ def measure(
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
     contexts: Sequence[int] = CONTEXTS,
 ) -> Profile:
-    """Measure a pair. Takes a minute at most for models that suit the machine."""
+    """Measure a pair. It takes at most a minute for models that suit the machine."""
     rng = np.random.default_rng(0)
     num_frequent = max(1, pair.tokenizer.num_vocab // _FREQUENT)
     tokens = rng.integers(0, num_frequent, max(CONTEXTS) + 1).astype(np.int32)
@@ -231,8 +233,9 @@ def measure_soundly(
     names: tuple[str, str | None],
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
 ) -> tuple[Profile, Profile, str | None]:
-    """`measure` context by context, each again if it is implausible or other programs used the
-    cores: all that was measured, what of it held, and the first flaw of the rest, if any."""
+    """`measure` context by context, and measure each again if it is implausible or other programs
+    used the cores. Return all that was measured, what of it held, and the first flaw of the rest,
+    if any."""
     found, held = Profile(key, *names, (), ()), Profile(key, *names, (), ())
     flaw: str | None = None
     for context in CONTEXTS:
@@ -260,15 +263,15 @@ def _forwards(pair: Pair, text: Tokens) -> Iterator[Forward]:
         alone_s = median(_timed(pair.target, text, draft, None))
         beside_s = None
         if pair.drafter:
-            pair.prepare(True)  # never more busy threads than cores
+            pair.prepare(True)  # busy threads never outnumber the cores
             beside_s = median(_timed(pair.target, text, draft, pair.drafter))
             pair.drafter.cancel(_SLOT)
         yield Forward(len(text), width, alone_s, beside_s)
 
 
 def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) -> list[float]:
-    """Seconds of some forward passes over the same draft; the drafter grows a new tree during
-    each."""
+    """Return the seconds of some forward passes over the same draft; the drafter grows a new tree
+    during each."""
     seconds: list[float] = []
     begin_s = perf_counter()
     while len(seconds) < _RUNS and (not seconds or perf_counter() - begin_s < _BUDGET_S):
@@ -282,7 +285,8 @@ def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) 
 
 
 def step_s(drafter: Drafter, text: Tokens, leaves: int) -> float | None:
-    """Seconds of a draft step at so many leaves; None if the drafter is too slow to measure."""
+    """Return the seconds of a draft step at so many leaves; None if the drafter is too slow to
+    measure."""
     _drafted_s(drafter, text, Chain(1))  # reads the text
     first_s = _drafted_s(drafter, text, Chain(1))
     all_s = _drafted_s(drafter, text, Comb(leaves, 1 + _STEPS))
@@ -292,7 +296,7 @@ def step_s(drafter: Drafter, text: Tokens, leaves: int) -> float | None:
 
 
 def _drafted_s(drafter: Drafter, text: Tokens, plan: Plan) -> float | None:
-    """Seconds of work on one whole draft."""
+    """Return the seconds of work on one whole draft."""
     drafter.submit(DraftRequest(_SLOT, text, plan, Sampler()))
     end_s = perf_counter() + _STEPS_WAIT_S
     drafted = drafter.poll(_SLOT)
@@ -303,7 +307,7 @@ def _drafted_s(drafter: Drafter, text: Tokens, plan: Plan) -> float | None:
 
 
 def thread_counts(most: int) -> list[int]:
-    """1, 2, 4, 8 and so on, and ``most``."""
+    """Return 1, 2, 4, 8 and so on, and ``most``."""
     counts = [1]
     while 2 * counts[-1] <= most:
         counts.append(2 * counts[-1])

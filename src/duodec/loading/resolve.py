@@ -1,4 +1,5 @@
-"""Resolve the names of a pair to files, once: whatever is loaded or measured is passed the result.
+"""Resolve the names of a pair to files, once: the result is passed to whatever loads or measures
+it.
 
 EngineConfig -> ResolvedPair -> Loaded -> LLM
 """
@@ -28,59 +29,61 @@ from duodec.models.ollama import name_of
 
 @dataclass(frozen=True)
 class ResolvedTarget:
-    """A target's files, which are on this machine, and the library that computes them."""
+    """Hold a target's files, which are on this machine, and the library that computes them."""
 
     config: EngineConfig
     backend: str
     file: ModelFile
-    heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
-    mmproj: Path | None = field(default=None, kw_only=True)  # what it sees pictures with
+    heads: Path | None = None  # heads that were trained for it: a folder, or a GGUF file
+    mmproj: Path | None = field(default=None, kw_only=True)  # its projector for pictures
 
     @property
     def name(self) -> str:
-        """The target's name, for people."""
+        """Return the target's name, for people."""
         return name_of(self.config.target)
 
     @property
     def files(self) -> TargetFiles:
-        """As its backend loads them."""
+        """Return the files as the backend loads them."""
         return TargetFiles(self.file, self.heads, self.mmproj)
 
     def vetted(self) -> ModelFile:
-        """Its file, if it may be loaded in this process. Raises ModelUnreadable."""
+        """Return the file, if it may be loaded in this process. Raises ModelUnreadable."""
         return backends.named(self.backend).vetted(self.file)
 
     def open_vocabulary(self) -> OpenVocabulary:
-        """Its vocabulary without its weights; the caller closes it. Raises ModelUnreadable."""
+        """Return the vocabulary without the weights; the caller closes it. Raises
+        ModelUnreadable."""
         return backends.named(self.backend).open_vocabulary(self.file)
 
 
 @dataclass(frozen=True)
 class ResolvedPair(ResolvedTarget):
-    """A target and its draft. ``no_draft`` is why a draft that nobody named is left out."""
+    """Hold a target and its draft. ``no_draft`` says why an automatically chosen draft is left
+    out."""
 
     draft: ModelFile | None = None
     no_draft: DuodecError | None = None
 
     @property
     def draft_name(self) -> str | None:
-        """The draft's name, for people."""
+        """Return the draft's name, for people."""
         return name_of(self.draft.reference) if self.draft else None
 
     def without_draft(self) -> ResolvedPair:
-        """The target alone."""
+        """Return the target alone."""
         return replace(self, draft=None, no_draft=None)
 
     def refuse_draft(self, error: DuodecError) -> ResolvedPair:
-        """The target alone, as its default draft failed. Raises the error of a draft that the user
-        named."""
+        """Return the target alone, because its default draft failed. Raises the error if the user
+        named the draft."""
         if self.config.draft != "auto":
             raise error
         return replace(self, draft=None, no_draft=error)
 
     @cached_property
     def profile_key(self) -> str:
-        """The key of this pair's costs on this machine: see `duodec.loading.profile`."""
+        """Return the key of this pair's costs on this machine: see `duodec.loading.profile`."""
         config = self.config
         settings = (
             config.threads, config.draft_threads, config.gpu_layers, config.rows, config.fast,
@@ -94,14 +97,14 @@ class ResolvedPair(ResolvedTarget):
 
     @cached_property
     def profile(self) -> Profile | None:
-        """What this pair was measured to cost on this machine, if it was."""
+        """Return what this pair was measured to cost on this machine, or None."""
         return Profile.read(self.profile_key)
 
 
 def resolve_target(config: EngineConfig) -> ResolvedTarget:
-    """The target's file or folder, downloaded if needed. Raises what is wrong with it, and before
-    anything is downloaded BadOption for what the backend does not serve, and BackendUnavailable for
-    a model that cannot be loaded here."""
+    """Return the target's file or folder, downloaded if needed. Raises an error if something is
+    wrong with it. Before anything is downloaded it raises BadOption for what the backend does not
+    serve, and BackendUnavailable for a model that cannot be loaded here."""
     name = config.target_backend
     if name == AUTO:
         format_ = format_of(config.target, offline=config.offline)
@@ -116,8 +119,8 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
 
 
 def resolve_pair(config: EngineConfig) -> ResolvedPair:
-    """The files of a pair, downloaded if needed. Raises what is wrong with the target, or with a
-    draft that the user names."""
+    """Return the files of a pair, downloaded if needed. Raises an error if something is wrong with
+    the target, or with a draft that the user names."""
     target = resolve_target(config)
     pair = ResolvedPair(config, target.backend, target.file, target.heads, mmproj=target.mmproj)
     name = draft_for(config, target)
@@ -130,9 +133,9 @@ def resolve_pair(config: EngineConfig) -> ResolvedPair:
 
 
 def draft_for(config: EngineConfig, target: ResolvedTarget | None = None) -> str | None:
-    """The name of a target's draft: the one that the user names, the one known to suit it, or the
-    smallest of its vocabulary that is on this machine. None if there is none, or if the target is
-    not on this machine yet; ``target`` if it is."""
+    """Return the name of a target's draft: the one that the user names, the one known to suit it,
+    or the smallest of its vocabulary on this machine. None if there is none, or if the target is
+    not on this machine yet. ``target`` is given if it is."""
     if config.draft != "auto":
         return None if config.draft in (None, "none") else config.draft
     alias = ALIASES.get(config.target.lower())
@@ -145,7 +148,7 @@ def draft_for(config: EngineConfig, target: ResolvedTarget | None = None) -> str
 
 
 def key_of(target: Path, draft: Path | None, settings: Sequence[object] = ()) -> str:
-    """A key of this machine, these files and the other settings that affect speed."""
+    """Return a key of this machine, these files and the other settings that affect speed."""
     files = [(path.name, path.stat().st_size) for path in (target, draft) if path]
     parts = [cpu_key(), len(available_cores()), files, list(settings)]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]

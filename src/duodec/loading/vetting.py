@@ -1,7 +1,7 @@
 """Vet model files that are not pinned: their header first, then a trial in a limited process.
 
 llama.cpp aborts the process on some damaged files. So a child process first loads a file and
-computes a little; a failure is reported as ModelUnreadable. It is done once a file: see `Note`.
+computes a little; a failure is reported as ModelUnreadable. Each file is tried once: see `Note`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ arguments, sys.path[:] = sys.argv[1:4], sys.argv[4:]
 from duodec.backends.llamacpp.checks.load_probe import main
 main(*arguments)
 """
-_OF_HEADER, _REFUSAL = "gguf_init_from_reader: ", "error loading model: "  # in llama.cpp's log
-_BY_LLAMA = "cannot be loaded by llama.cpp"  # in our message
-_LONGEST = 160  # characters of its message
+# These appear in llama.cpp's log.
+_OF_HEADER, _REFUSAL = "gguf_init_from_reader: ", "error loading model: "
+_BY_LLAMA = "cannot be loaded by llama.cpp"  # this appears in our message
+_LONGEST = 160  # longest message of llama.cpp, in characters
 
 
 def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
-    """The file, if llama.cpp can load it. Raises ModelUnreadable, or what the trial raised.
+    """Return the file, if llama.cpp can load it. Raises ModelUnreadable, or what the trial raised.
 
     A file whose content is pinned is trusted.
     """
@@ -64,19 +65,19 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
 
 
 def vetted_head(path: Path, target: ModelFile) -> Path:
-    """A file, if llama.cpp can compute it as a head of this target, which is vetted. Raises
+    """Return a file, if llama.cpp can compute it as a head of this vetted target. Raises
     ModelUnreadable, or what the trial raised."""
     return _vetted_with("tried-head", path, target, str(path.absolute()))
 
 
 def vetted_projector(path: Path, target: ModelFile) -> Path:
-    """A file, if this target, which is vetted, sees pictures with it. Raises ModelUnreadable, or
-    what the trial raised."""
+    """Return a file, if this vetted target sees pictures with it. Raises ModelUnreadable, or what
+    the trial raised."""
     return _vetted_with("tried-mmproj", path, target, f"{PROJECTOR}{path.absolute()}")
 
 
 def _vetted_with(kind: str, path: Path, target: ModelFile, part: str) -> Path:
-    """A file that was tried with its target."""
+    """Return a file that was tried with its target."""
     parts = [own for own in parts_of(target.path) if own.is_file()]
     note = CachedCheck(kind, path, f"survived {_versions()}", tuple(parts))
     if note.holds():
@@ -92,13 +93,13 @@ def _bytes(paths: Sequence[Path]) -> int:
 
 
 def _versions() -> str:
-    """Others may crash where these do not, or know more that is wrong. Raises
+    """Return the versions: others may crash where these do not, or detect more errors. Raises
     BackendUnavailable."""
     return f"llama-cpp-python {installed_version()}, duodec {version('duodec')}"
 
 
 def _try(path: Path, num_bytes: int, part: str, *, tried: Path | None = None) -> None:
-    """Try a part of a model's file, or a head for it, which then is the one to blame."""
+    """Try a part of a model's file, or a head for it; then the head is to blame."""
     arguments, path = [str(path), str(num_bytes), part], tried or path
     most_s = _LEAST_S + num_bytes / _BYTES_PER_S
     with tempfile.TemporaryFile() as log:
@@ -121,7 +122,7 @@ def _try(path: Path, num_bytes: int, part: str, *, tried: Path | None = None) ->
 
 
 def _tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int, bytes]:
-    """How the child ended, and what it said. Raises subprocess.TimeoutExpired."""
+    """Return how the child ended, and what it printed. Raises subprocess.TimeoutExpired."""
     child = subprocess.run(
         [sys.executable, "-c", _BOOT, *arguments, *sys.path],
         env={**os.environ, **NO_GPU, "DUODEC_LLAMA_LOG": "1", "GGML_NO_BACKTRACE": "1"},
@@ -136,7 +137,7 @@ def _tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int
 
 
 def _told(words: str, log: str) -> DuodecError:
-    """The child's error, with the library's message."""
+    """Return the child's error, with the library's message."""
     name, message = json.loads(words.strip().splitlines()[-1])
     kind = getattr(errors, name)
     assert issubclass(kind, DuodecError), name
@@ -149,7 +150,7 @@ def _told(words: str, log: str) -> DuodecError:
 
 
 def _reason(log: str, code: int) -> str:
-    """Why a child died: from its log, or the signal."""
+    """Return why a child died, from its log or the signal."""
     for telling in ("GGML_ASSERT", _REFUSAL, "error"):
         if line := _telling_line(log, telling):
             return line
@@ -157,7 +158,8 @@ def _reason(log: str, code: int) -> str:
 
 
 def _telling_line(log: str, words: str) -> str:
-    """The first line of a log that contains these words, from there on, safe for a terminal."""
+    """Return the first line of a log that contains these words, from there on, safe for a
+    terminal."""
     line = next((line for line in log.splitlines() if words in line), "")
     shown = "".join(c if c.isprintable() else " " for c in line[line.find(words) :])
     return " ".join(shown[:_LONGEST].split())

@@ -1,4 +1,4 @@
-"""Watch the load of other programs on our cores: it spoils timings, and threads yield to it."""
+"""Watch the load of other programs on our cores: it spoils timings, and our threads yield to it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import psutil
 
 from duodec.machine.cores import available_cores
 
-NOTABLE = 0.5  # cores: from here on a timing is unreliable
-_LOOK_S = 0.5  # of waiting, at who is busy
+NOTABLE = 0.5  # cores; above this a timing is unreliable
+_LOOK_S = 0.5  # length of a look at busy programs
 _MOST_NAMED = 3  # programs
-_EVERY_S = 0.25  # between two looks at others' load
+_EVERY_S = 0.25  # between two looks at the load of others
 _RECENT_S = 2.0  # a longer window may contain a pause and does not describe the present
-_AT_WORK = 0.25  # of our threads' time in the window: below it there was a pause
+_AT_WORK = 0.25  # share of our threads' time in the window; below it there was a pause
 _CHILDREN_S = 5.0  # between two searches for our processes, which take milliseconds
-_TAKEN = 0.3  # of a core: a program uses it
-_FREE = 0.8  # of a core: no other program uses it
-_IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as user time already
+_TAKEN = 0.3  # share of a core above which a program uses it
+_FREE = 0.8  # share of a core above which no other program uses it
+_IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are already counted as user time
 
 
 class OtherPrograms:
-    """Watches from its creation on."""
+    """Watch other programs from its creation on."""
 
     def __init__(self) -> None:
         self._start_s = perf_counter()
@@ -32,14 +32,15 @@ class OtherPrograms:
 
     @property
     def num_cores(self) -> float:
-        """Cores that others kept busy since, on average; 0 if the system does not report it."""
+        """Return the cores that others have kept busy since then, on average; 0 if the system does
+        not report it."""
         elapsed_s = perf_counter() - self._start_s
         others_s = (_busy_s() - self._busy_s) - (_own_s() - self._own_s)
         return max(0.0, others_s / elapsed_s)
 
 
 class LoadMeter:
-    """What other programs keep busy, from one look to the next."""
+    """Measure what other programs keep busy, from one look to the next."""
 
     def __init__(self) -> None:
         self._since_s = perf_counter()
@@ -47,7 +48,8 @@ class LoadMeter:
         self._num_cores = 0.0
 
     def look(self) -> float:
-        """Cores that they kept busy since the last look; that look's, if it was just now."""
+        """Return the cores that others have kept busy since the last look, or the last result if
+        that was just now."""
         if perf_counter() - self._since_s >= _EVERY_S:
             self._num_cores = self._others.num_cores
             self._since_s, self._others = perf_counter(), OtherPrograms()
@@ -60,8 +62,9 @@ def wait_until_idle(
     sleep: Callable[[float], None] = sleep,
     clock: Callable[[], float] = perf_counter,
 ) -> str | None:
-    """Wait while other programs use our cores, at most so many seconds: None once they do not, or
-    else who does, in words. Takes a second or two where nobody does."""
+    """Wait while other programs use our cores, at most ``patience_s`` seconds. Return None once
+    they do not, otherwise the names of the programs. It takes a second or two if the cores are
+    idle."""
     end_s = clock() + patience_s
     while True:
         others = OtherPrograms()
@@ -74,7 +77,7 @@ def wait_until_idle(
 
 
 def _busiest(before: dict[int, float]) -> str:
-    """The processes that have computed most since, in words."""
+    """Return the names of the processes that have computed most since ``before``."""
     here = psutil.Process()
     own = {one.pid for one in (here, *here.children(recursive=True))}
     used = {pid: s - before.get(pid, s) for pid, s in _seconds_by_process().items()}
@@ -87,7 +90,7 @@ def _busiest(before: dict[int, float]) -> str:
 
 
 def _seconds_by_process() -> dict[int, float]:
-    """Seconds that each process of this machine has computed."""
+    """Return the seconds that each process of this machine has computed."""
     found = {}
     for process in psutil.process_iter(["cpu_times"]):
         if times := process.info["cpu_times"]:  # none: it is another user's
@@ -96,11 +99,12 @@ def _seconds_by_process() -> dict[int, float]:
 
 
 class SpareCores:
-    """How many threads may compute now, so that none waits for a core that another program uses.
+    """Return how many threads may compute now, so that none waits for a core that another program
+    uses.
 
-    Threads of one forward pass synchronise hundreds of times: two of them on two cores, one of
-    which was busy, were measured at a thirtieth of the speed of one. Called before each forward
-    pass; looks four times a second, yields to a program at once and takes a core back when it is
+    Threads of one forward pass synchronise hundreds of times. Two of them on two cores, one of
+    which was busy, were measured at a thirtieth of the speed of one. Call it before each forward
+    pass. It looks four times a second, yields to a program at once and takes a core back when it is
     free.
     """
 
@@ -131,7 +135,7 @@ class SpareCores:
         return self._limit
 
     def _fitting(self, others: float) -> int:
-        """The threads to use while other programs use ``others`` cores."""
+        """Return the threads to use while other programs use ``others`` cores."""
         free = self._num_cores - others
         if others >= _TAKEN and self._limit > free:
             return max(1, int(free + 1 - _FREE))
@@ -145,7 +149,7 @@ class SpareCores:
 
 
 class _OwnTime:
-    """Seconds that this process and its children have computed."""
+    """Count the seconds that this process and its children have computed."""
 
     def __init__(self) -> None:
         self._processes: list[psutil.Process] = []
@@ -155,7 +159,7 @@ class _OwnTime:
         self._num_searches = 0
 
     def __call__(self) -> float:
-        # twice at first: the drafter starts after the first look
+        # The first two calls search: the drafter starts after the first look.
         if self._num_searches < 2 or perf_counter() - self._searched_s > _CHILDREN_S:
             here = psutil.Process()
             self._processes = [here, *here.children(recursive=True)]
@@ -168,14 +172,15 @@ class _OwnTime:
             except psutil.Error:  # it has ended
                 continue
             now[process.pid] = times.user + times.system
-        # sums of differences: a process that ends takes nothing away, one that is new counts whole
+        # These are sums of differences: a process that ends subtracts nothing, and a new one counts
+        # whole.
         self._total_s += sum(s - self._before.get(pid, 0.0) for pid, s in now.items())
         self._before = now
         return self._total_s
 
 
 def _busy_s() -> float:
-    """Seconds that our cores have been busy in all."""
+    """Return the seconds that our cores have been busy in all."""
     cores = set(available_cores())
     return sum(
         sum(seconds for name, seconds in times._asdict().items() if name not in _IDLE)
@@ -185,7 +190,7 @@ def _busy_s() -> float:
 
 
 def _own_s() -> float:
-    """Seconds that this process and the drafter's have computed."""
+    """Return the seconds that this process and the drafter's have computed."""
     total = 0.0
     here = psutil.Process()
     for process in (here, *here.children(recursive=True)):

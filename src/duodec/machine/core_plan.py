@@ -11,12 +11,12 @@ from duodec.machine.topology import Topology
 
 @dataclass(frozen=True)
 class CorePlan:
-    """A plan in which busy threads never exceed cores: llama.cpp's workers spin, and two
+    """Plan cores so that busy threads never outnumber them: llama.cpp's workers spin, and two
     oversubscribed pools were measured at less than a tenth of their speed.
 
-    ``target_alone`` threads compute the target while nothing is drafted, ``target_beside``
-    while the drafter works on ``draft_cores``. A target that computes elsewhere needs one thread,
-    which launches its work and keeps to ``launch_cores``.
+    ``target_alone`` threads compute the target while nothing is drafted, ``target_beside`` while
+    the drafter works on ``draft_cores``. A target that computes elsewhere needs one thread, which
+    launches its work and stays on ``launch_cores``.
     """
 
     target_alone: int
@@ -34,9 +34,9 @@ class CorePlan:
         num_threads: int | None = None,
         num_draft_threads: int | None = None,
     ) -> CorePlan:
-        """The plan for these cores: a thread on each fast one. A target that computes elsewhere
-        leaves all of them but one to the draft. Slow cores and second threads of a core are used
-        only where more threads are asked for than there are fast cores."""
+        """Return the plan for these cores: a thread on each fast one. A target that computes
+        elsewhere leaves all but one to the draft. Slow cores and second threads of a core are used
+        only if more threads are requested than there are fast cores."""
         if target_is_on_cpu:
             return cls._in_turns(topology, num_threads, num_draft_threads)
         cores, fast = topology.cores, topology.fast
@@ -55,7 +55,7 @@ class CorePlan:
     def _in_turns(
         cls, topology: Topology, num_threads: int | None, num_draft_threads: int | None
     ) -> CorePlan:
-        """The target computes on the CPU, on the cores of the draft."""
+        """Return the plan of a target that computes on the CPU, on the cores of the draft."""
         usable = num_threads or len(topology.fast)
         cores = topology.fast if usable <= len(topology.fast) else topology.cores
         num_draft = min(num_draft_threads or max(1, usable // 4), max(1, len(cores) - 1))
@@ -66,7 +66,7 @@ class CorePlan:
 
 
 def _together(cores: Cores, count: int, nodes: Sequence[Cores]) -> Cores:
-    """The last ``count`` cores, of one node if one has so many: threads that share a model's
+    """Return the last ``count`` cores, of one node if one has so many: threads that share a model's
     weights should share the memory that holds them."""
     own = [tuple(core for core in node if core in cores) for node in nodes]
     roomy = [node for node in own if len(node) >= count]

@@ -12,7 +12,7 @@ Cores = tuple[int, ...]
 
 
 def available_cores() -> Cores:
-    """The cores that this process may run on."""
+    """Return the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -36,11 +36,11 @@ def keep_to(cores: Cores) -> None:
 
 @dataclass(frozen=True)
 class CoreSharing:
-    """How a loaded target and its drafter share the cores of this machine."""
+    """Say how a loaded target and its drafter share the cores of this machine."""
 
     is_shared: bool = False  # both compute on the same cores
-    num_for_target: int = 1  # of those, while the drafter works
+    num_for_target: int = 1  # cores left to the target while the drafter works
     takes_turns: Callable[[], bool] = lambda: False
-    """Whether the drafter rests while the target computes, as of now."""
+    """Return whether the drafter rests while the target computes now."""
     prepare: Callable[[bool], None] = lambda is_drafting: None
-    """Called before each completion: shares the cores, with a drafter or without."""
+    """Share the cores before each completion, with a drafter or without."""

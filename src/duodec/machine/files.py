@@ -13,22 +13,22 @@ _PROBE_BYTES = 1 << 16  # more than a full disk has left
 
 
 def cache_folder() -> Path:
-    """Where downloads, builds and what was measured are kept; it may not exist yet."""
+    """Return where downloads, builds and what was measured are kept; it may not exist yet."""
     if os.environ.get("DUODEC_CACHE"):
         return Path(os.environ["DUODEC_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
 
 
 def profile_place(key: str) -> Path:
-    """The file of what was measured of a model, or of a pair, on this machine."""
+    """Return the file that keeps measurements of a model, or of a pair, on this machine."""
     return cache_folder() / "profiles" / f"{key}.json"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, in the same folder: what is written there replaces ``path`` at the end,
-    and is removed if anything fails. Raises OSError, of a full disk for instance, which leaves what
-    was there."""
+    """Yield a path in the same folder to write to. What is written there replaces ``path`` at the
+    end, and is removed if anything fails. Raises OSError, for example if the disk is full; then the
+    old file stays."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        # torch and gguf do not say that the disk was full when it was
+        # torch and gguf do not report that the disk was full.
         if (full := _refusal(part)) is not None:
             raise full from error
         raise
@@ -47,12 +47,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it says that the disk, or this user's share of it, takes no more."""
+    """Return whether the error says that the disk, or this user's quota, is full."""
     return error.errno in _FULL
 
 
 def _refusal(part: Path) -> OSError | None:
-    """The error of a disk that takes no more of a file; None where it does."""
+    """Return the error of a disk that accepts no more of a file; None if it does."""
     try:
         with part.open("ab") as file:
             file.write(bytes(_PROBE_BYTES))

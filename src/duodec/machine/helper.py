@@ -1,8 +1,8 @@
-"""Ask a program of ours in a process of its own, and end that where it does not respond in time.
+"""Ask a program of ours in a process of its own, and end it if it does not respond in time.
 
-The program says that it is ready, then responds to one request after the other: a response is its
-kind, its length and a text; what a request is, only the program knows. It lives until nobody holds
-its standard input, and ends then with what it has forked, whatever it computes.
+The program says that it is ready, then responds to one request after the other. A response is its
+kind, its length and a text; only the program knows what a request is. It lives until its standard
+input is closed. Then it ends with what it has forked, whatever it computes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from time import perf_counter
 
 from duodec.machine.processes import OWN_GROUP, end_group
 
-RESPONSE = struct.Struct("<BQ")  # how a response begins: its kind and its bytes
-SIZE = struct.Struct("<Q")  # how a request may begin: its bytes
-_START_S = 30.0  # for an interpreter and its imports
-# nobody reads the end of its input while it computes, and what it has forked reads none
+RESPONSE = struct.Struct("<BQ")  # start of a response: its kind and its bytes
+SIZE = struct.Struct("<Q")  # possible start of a request: its bytes
+_START_S = 30.0  # time for an interpreter and its imports
+# A watcher thread reads the end of the input while the program computes; forks read none.
 _BOOT = f"""\
 {OWN_GROUP}
 import runpy, select, signal, sys, threading
@@ -34,17 +34,17 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 sys.path[:] = sys.argv[2:]
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
-_MOST_BYTES = 1 << 28  # of a response
+_MOST_BYTES = 1 << 28  # most bytes of a response
 _MOST_READ = 1 << 20
 
 
 class Late(Exception):
-    """No response in time."""
+    """Raised if no response came in time."""
 
 
 class Helper:
-    """A process that runs ``program``, started when it is needed first, and anew after one that did
-    not come to its end. For one thread at a time."""
+    """Run ``program`` in a process that starts when it is first needed, and again after one that
+    failed. One thread at a time may use it."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
@@ -52,24 +52,25 @@ class Helper:
         self._owner = 0
 
     def ask(self, request: bytes, limit_s: float) -> tuple[int, str]:
-        """The response's kind and text. Raises Late, and OSError where the process has ended."""
+        """Return the response's kind and text. Raises Late, and OSError if the process has
+        ended."""
         kind, data = self.ask_bytes(request, limit_s)
         return kind, data.decode("utf-8", "surrogatepass")
 
     def ask_bytes(self, request: bytes, limit_s: float) -> tuple[int, bytes]:
-        """The response's kind and bytes. Raises what `ask` raises."""
+        """Return the response's kind and bytes. Raises what `ask` raises."""
         try:
             child = self._started()
             assert child.stdin is not None
             child.stdin.write(request)
             child.stdin.flush()
             return _read(child, limit_s)
-        except BaseException:  # Ctrl-C too: what is under way is nobody's response
+        except BaseException:  # Ctrl-C too: the pending response belongs to no request
             self.close()
             raise
 
     def close(self) -> None:
-        """End the process; a later request starts another. Can be called twice."""
+        """End the process; a later request starts another. It can be called twice."""
         child, self._child = self._child, None
         if child is None or self._owner != os.getpid():
             return
@@ -81,7 +82,8 @@ class Helper:
                     stream.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._child is not None and self._owner != os.getpid():  # a fork's, not ours
+        # The child belongs to the process that forked.
+        if self._child is not None and self._owner != os.getpid():
             self._child = None
         if self._child is not None and self._child.poll() is not None:  # it died while it was idle
             self.close()

@@ -1,4 +1,4 @@
-"""Find a pip that works, and say how a missing library is installed next to this copy of duodec."""
+"""Find a pip that works, and name the command that installs a missing library for this duodec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pathlib import Path
 
 
 def install_command(*packages: str) -> str:
-    """The command that installs packages into this environment, by pip or uv, whichever it has."""
+    """Return the command that installs packages into this environment, with pip or uv, whichever it
+    has."""
     wanted = shlex.join(packages)
     python = shlex.quote(sys.executable)
     if find_spec("pip") is None:
@@ -24,8 +25,8 @@ def install_command(*packages: str) -> str:
 
 
 def needs_command(distribution: str) -> str:
-    """The same for what one of our distributions needs, without duodec's own: those need not be on
-    an index for that."""
+    """Return the command for the requirements of one of our distributions, without duodec's own,
+    which need not be on an index."""
     try:
         listed = requires(distribution) or []
     except PackageNotFoundError:  # it runs from its sources
@@ -36,20 +37,21 @@ def needs_command(distribution: str) -> str:
 
 
 def satellite_command(distribution: str) -> str:
-    """The command that installs one of our other distributions: that of this checkout, if it is
-    one."""
+    """Return the command that installs one of our other distributions, from this checkout if this
+    is one."""
     place = Path(__file__).resolve().parents[3] / "packages" / distribution
     return install_command(str(place) if place.is_dir() else distribution)
 
 
 class PipMissing(Exception):
-    """There is no pip, and none can be made; says what to do."""
+    """Raised if there is no pip, and none can be made; says what to do."""
 
 
 @contextmanager
 def pip_command() -> Iterator[list[str]]:
-    """A command that runs pip for this environment. One of uv or pipx has none of its own: pip
-    runs in an environment made for that, and works on this one. Raises PipMissing."""
+    """Yield a command that runs pip for this environment. An environment of uv or pipx has no pip
+    of its own; then pip runs in an environment made for it, and works on this one. Raises
+    PipMissing."""
     if importlib.util.find_spec("pip"):
         yield [sys.executable, "-m", "pip"]
         return

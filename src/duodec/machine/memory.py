@@ -12,16 +12,16 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> int:
-    """The memory that the machine, or a container's limit if lower, has left. Memory that caches
-    files counts as free."""
+    """Return how much memory the machine, or a lower limit of a container, has left. Memory that
+    caches files counts as free."""
     return min([psutil.virtual_memory().available, *_left_by_limits(membership, cgroups)])
 
 
 def _left_by_limits(membership: Path, cgroups: Path) -> Iterator[int]:
-    """What each limit on this process leaves."""
+    """Yield what each limit on this process leaves."""
     for folder in _folders(membership, cgroups):
         for limit_name, used_name, cached_name in (
-            ("memory.max", "memory.current", "file"),  # version 2
+            ("memory.max", "memory.current", "file"),  # cgroups version 2
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
         ):
             limit, used = (_number(folder / name) for name in (limit_name, used_name))
@@ -30,7 +30,7 @@ def _left_by_limits(membership: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _folders(membership: Path, cgroups: Path) -> Iterator[Path]:
-    """The folders of this process's limits: its own groups and their ancestors."""
+    """Yield the folders of this process's limits: its own groups and their ancestors."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -46,7 +46,7 @@ def _folders(membership: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """A file's number; None if there is none, or it says `max`."""
+    """Return the number in a file; None if there is none, or it is `max`."""
     try:
         words = file.read_text().strip()
     except OSError:
@@ -55,7 +55,7 @@ def _number(file: Path) -> int | None:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """The bytes of files that a group caches."""
+    """Return how many bytes of files a group caches."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:

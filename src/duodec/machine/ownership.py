@@ -1,6 +1,6 @@
 """Find out who may change a file that is run.
 
-Standard library only: `scripts/setup.py` needs this file before anything is installed.
+It uses only the standard library: `scripts/setup.py` needs this file before anything is installed.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-_MOST_LINKS = 40  # as the kernel's
+_MOST_LINKS = 40  # the kernel's limit
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Unsafe(Exception):
-    """Another user could change what is run: one line, with the remedy."""
+    """Raised if another user could change what is run: one line, with the remedy."""
 
 
 def check_owned(path: Path) -> None:
-    """Raises Unsafe where another user than this one and root can change what is at ``path``, and
-    OSError where there is no such file."""
+    """Raise Unsafe if a user other than this one and root can change what is at ``path``, and
+    OSError if there is no such file."""
     if (place := others_place(path)) is not None:
         raise Unsafe(
             f"{path} is not run: others may change {place}; take that from them (chmod go-w), or "
@@ -31,11 +31,11 @@ def check_owned(path: Path) -> None:
 
 
 def others_place(path: Path) -> Path | None:
-    """The first file or folder on the way to ``path``, through all links, that another user owns
-    or may write; None where nobody but this user and root can change what is there. In a folder
-    like /tmp, where everybody may write and none may touch what others own, only the entry counts.
+    """Return the first file or folder on the way to ``path``, through all links, that another user
+    owns or may write; None if only this user and root can change what is there. In a folder like
+    /tmp, where all users may write and none may touch what others own, only the entry counts.
 
-    Raises OSError where there is no such file.
+    Raises OSError if there is no such file.
     """
     for step, is_entry in _steps(path):
         status = step.lstat()
@@ -50,7 +50,7 @@ def others_place(path: Path) -> Path | None:
 
 
 def _steps(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Every folder, link and file on the way, the last one marked."""
+    """Yield every folder, link and file on the way; the last one is marked."""
     here = Path("/")
     left = list(path.absolute().parts[1:])[::-1]
     num_links = 0
@@ -75,7 +75,8 @@ def _steps(path: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _is_own_group(status: os.stat_result) -> bool:
-    """Only the group may write, and it is the user's alone, as many systems make one for each."""
+    """Return whether only the group may write, and the group is the user's alone, as many systems
+    make one for each user."""
     if status.st_mode & stat.S_IWOTH:
         return False
     try:

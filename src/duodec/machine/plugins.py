@@ -18,7 +18,7 @@ from duodec.machine.install import satellite_command
 
 COMMANDS = "duodec.commands"  # functions with typer's annotations, or `typer.Typer`s
 BACKENDS = "duodec.backends"  # classes of `duodec.loading.backends.Backend`
-CHECKS = "duodec.checks"  # of `duodec doctor`: functions of target, draft and offline
+CHECKS = "duodec.checks"  # functions of target, draft and offline for `duodec doctor`
 FIGURES = "duodec.figures"  # functions that return SVG
 
 _OURS: Mapping[str, Mapping[str, str]] = {
@@ -35,12 +35,12 @@ _OURS: Mapping[str, Mapping[str, str]] = {
     CHECKS: {"vllm": "duodec-vllm"},
     FIGURES: {"costs": "duodec-lab"},
 }
-"""What satellites of ours add to each group, and the distribution that brings it."""
+"""What our satellites add to each group, and the distribution that provides it."""
 
 
-@cache  # it reads a file a package
+@cache  # it reads one file per package
 def installed(group: str) -> Mapping[str, EntryPoint]:
-    """What installed packages add to a group, by name: ours first."""
+    """Return what installed packages add to a group, by name; ours come first."""
     ours = _OURS.get(group, {})
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
@@ -52,18 +52,19 @@ def installed(group: str) -> Mapping[str, EntryPoint]:
 
 
 def missing(group: str) -> tuple[str, ...]:
-    """The names of our satellites that are not installed."""
+    """Return the names of our satellites that are not installed."""
     return tuple(name for name in _OURS.get(group, {}) if name not in installed(group))
 
 
 def is_known(group: str, name: str) -> bool:
-    """Whether a name is of an installed package, or of a satellite of ours, installed or not."""
+    """Return whether a name belongs to an installed package, or to one of our satellites, installed
+    or not."""
     return name in _OURS.get(group, {}) or name in installed(group)
 
 
 def load(group: str, name: str, what: str = "") -> Any:
-    """The object of a known name; ``what`` needs it, for the errors. Raises BackendUnavailable for
-    one of a satellite that is not installed, and BadOption for a package that is broken."""
+    """Return the object with a known name. ``what`` names its user in errors. Raises
+    BackendUnavailable for a satellite that is not installed, and BadOption for a broken package."""
     point = installed(group).get(name)
     if point is None:
         distribution = _OURS[group][name]  # a known name that is not installed is ours

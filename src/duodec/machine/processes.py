@@ -1,8 +1,8 @@
 """Start processes of ours in a group of their own, lower their priority, and end them.
 
 They stay in our session: Linux shares the cores between sessions first (`sched_autogroup_enabled`),
-and a priority counts only within one. Threads keep theirs: one that waits for a core while it holds
-the interpreter's lock would stop all others.
+and a priority counts only within one. Threads keep their priority: one that waits for a core while
+it holds the interpreter's lock would stop all others.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from threading import get_native_id
 
 OWN_GROUP = "import os\nos.setpgid(0, 0)\n"
-"""How the program of a process of ours begins, so that the terminal's Ctrl-C and Ctrl-Z do not
-reach it."""  # Popen has this since Python 3.11 only
+"""The start of the program of our processes, so that the terminal's Ctrl-C and Ctrl-Z do not reach
+them. Popen has this only since Python 3.11."""
 
 NO_GPU = {
     "CUDA_VISIBLE_DEVICES": "",
-    "HIP_VISIBLE_DEVICES": "-1",  # empty is as good as unset there
+    "HIP_VISIBLE_DEVICES": "-1",  # empty has the same effect as unset there
     "ROCR_VISIBLE_DEVICES": "",
     "GGML_VK_VISIBLE_DEVICES": "",  # a number beyond the last device ends the process
 }
-"""The environment of a process of ours that computes on the CPU: a library that sees a GPU sets
-some hundred megabytes aside on it as it loads, and fails on one that belongs to another process."""
+"""The environment of our processes that compute on the CPU. A library that sees a GPU reserves some
+hundred megabytes on it as it loads, and fails on one that belongs to another process."""
 
-_LESS, _LEAST = 5, 19  # niceness: beyond our own, and at most
+_LESS, _LEAST = 5, 19  # niceness: more than our own, and at most
 
 
 def share_with_others(pid: int) -> None:
-    """From now on this process gets about a third of the time that another one of ours gets on the
-    same core; for good where the system does not allow to take that back. Nothing happens if it
+    """Give this process about a third of the time that our other processes get on the same core.
+    This is permanent if the system does not allow it to be undone. Nothing happens if the process
     has ended."""
     with suppress(OSError):
         own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -41,14 +41,14 @@ def share_with_others(pid: int) -> None:
 
 
 def share_thread_with_others() -> None:
-    """The same for the calling thread, on Linux, where threads have priorities of their own."""
+    """Do the same for the calling thread, on Linux, where threads have priorities of their own."""
     if sys.platform == "linux":
         share_with_others(get_native_id())
 
 
 def yield_to_all(pid: int) -> None:
-    """From now on this process gets the time that is left over; for good where the system does not
-    allow to take that back. Nothing happens if it has ended."""
+    """Give this process only the time that is left over. This is permanent if the system does not
+    allow it to be undone. Nothing happens if the process has ended."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, _LEAST)
         if hasattr(os, "SCHED_IDLE"):  # Linux: it makes way at once, not at the end of its turn
@@ -57,21 +57,22 @@ def yield_to_all(pid: int) -> None:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process does: ``is_busy`` if one of its threads runs, or waits for a core or the
-    disk; ``cpu_s``: seconds that all of them have computed so far."""
+    """Say what a process does. ``is_busy``: one of its threads runs, or waits for a core or the
+    disk. ``cpu_s``: seconds that all of them have computed so far."""
 
     is_busy: bool
     cpu_s: float
 
 
 def activity(pid: int) -> Activity | None:
-    """What a process does now; None where the system does not tell, or if it has ended."""
+    """Return what a process does now; None if the system does not tell, or the process has
+    ended."""
     is_busy, num_ticks = False, 0
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             state, *numbers = (thread / "stat").read_text().rpartition(")")[2].split()
             is_busy = is_busy or state in ("R", "D")
-            num_ticks += int(numbers[10]) + int(numbers[11])  # of the user and of the system
+            num_ticks += int(numbers[10]) + int(numbers[11])  # user and system time
     except OSError:  # a thread, or all of them, ended meanwhile
         return None
     return Activity(is_busy, num_ticks / os.sysconf("SC_CLK_TCK"))

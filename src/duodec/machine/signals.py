@@ -1,7 +1,6 @@
-"""Let Ctrl-C and SIGTERM end the program at once, while it imports, loads or serves nobody.
+"""Let Ctrl-C and SIGTERM end the program at once, while it imports, loads or is idle.
 
-Nothing but the standard library is imported here: the program must hear them before it imports
-much.
+Only the standard library is imported here: the program must handle signals before it imports much.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
-INTERRUPTED = 130  # as a shell reports SIGINT
+INTERRUPTED = 130  # a shell reports SIGINT so
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 def is_server(arguments: Sequence[str]) -> bool:
-    """These begin a server, which signals end as its operator wants it to."""
+    """Return whether these arguments start a server, which ends on signals as its operator
+    wants."""
     return list(arguments[:1]) == ["serve"]
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """The signals that end a server. The end of a terminal or session (SIGHUP) is one of them,
-    unless `nohup` has it ignored; Windows has none."""
+    """Return the signals that end a server. The end of a terminal or session (SIGHUP) is one of
+    them, unless `nohup` ignores it. Windows has none."""
     hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)
     if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
         return (signal.SIGINT, signal.SIGTERM)
@@ -34,10 +34,11 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def ended_quietly() -> Iterator[None]:
-    """While entered, `ending_signals` end the process with status 0, wherever it is.
+    """While entered, let `ending_signals` end the process with status 0, wherever it is.
 
-    A server that serves nobody yet, or no longer, is done; SIGINT is heard even where a shell has
-    it ignored."""
+    A server that is not serving yet, or no longer, is done. SIGINT is handled even if a shell
+    ignores it.
+    """
     if current_thread() is not main_thread():
         yield
         return
@@ -50,7 +51,7 @@ def ended_quietly() -> Iterator[None]:
 
 
 def end_quietly() -> dict[int, Any]:
-    """Let signals end the process with status 0: what they did before."""
+    """Let signals end the process with status 0; return the previous handlers."""
     return {
         number: signal.signal(number, lambda number, frame: os._exit(0))
         for number in ending_signals()
@@ -58,14 +59,14 @@ def end_quietly() -> dict[int, Any]:
 
 
 def ignore_signals() -> None:
-    """Python is ending, and would let them end it in their own way."""
+    """Ignore signals while Python is ending, since it would handle them in its own way."""
     for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def interrupted_at_once() -> Iterator[None]:
-    """While entered, Ctrl-C ends the process with one line, wherever it is.
+    """While entered, let Ctrl-C end the process with one line, wherever it is.
 
     An exception would pass through imports and libraries, which may swallow or wrap it. Processes
     such as a drafter end with this one.

@@ -10,47 +10,49 @@ from pathlib import Path
 
 from duodec.machine.cores import Cores, available_cores, listed_cores
 
-_SYSTEM = Path("/sys/devices")  # where Linux describes the processors
-_FAST = 0.7  # of the fastest core's capacity; little cores of phones and boards have 0.2 to 0.5
-_SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # since Linux 5.3, and before
+_SYSTEM = Path("/sys/devices")  # Linux describes the processors here
+# Share of the fastest core's capacity; little cores of phones and boards have 0.2 to 0.5.
+_FAST = 0.7
+_SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # names since Linux 5.3, and before
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The logical processors that this process may use.
+    """List the logical processors that this process may use.
 
-    ``fast`` holds one of each fast core: a second thread of a core adds little to a computation
-    that waits for memory, and slows the first; a slow core holds up those that wait for its part.
+    ``fast`` holds one of each fast core. A second thread of a core adds little to a computation
+    that waits for memory, and slows the first. A slow core delays those that wait for its part.
     """
 
     cores: Cores  # all of them
     fast: Cores
     nodes: tuple[Cores, ...]  # by the memory near them
-    siblings: Mapping[int, Cores] = field(default_factory=dict)  # of one core, itself included
+    # Processors of the same core, itself included.
+    siblings: Mapping[int, Cores] = field(default_factory=dict)
 
     @classmethod
     def flat(cls, cores: Cores) -> Topology:
-        """Of cores that are all alike."""
+        """Return a topology of cores that are all alike."""
         return cls(cores, cores, (cores,))
 
     @classmethod
     def read(cls, cores: Cores | None = None, system: Path = _SYSTEM) -> Topology:
-        """As this system describes it; flat where it does not."""
+        """Return the topology that this system reports; flat if it reports none."""
         cores = available_cores() if cores is None else cores
         siblings = {core: _siblings_of(core, system) for core in cores}
         fast = [core for core in cores if core in _fast_cores(cores, system)] or list(cores)
         whole = tuple(core for core in fast if core == min(set(siblings[core]) & set(fast)))
-        if sys.platform == "darwin":  # it pins no threads: their number is what counts
+        if sys.platform == "darwin":  # it pins no threads: only their number counts
             whole = whole[: _num_performance_cores() or len(whole)]
         return cls(cores, whole, memory_nodes(cores, system / "system" / "node"), siblings)
 
     def with_siblings(self, cores: Cores) -> frozenset[int]:
-        """These processors, and all that are of the same cores."""
+        """Return these processors, and all others of the same cores."""
         return frozenset(own for core in cores for own in self.siblings.get(core, (core,)))
 
 
 def memory_nodes(cores: Cores, folder: Path) -> tuple[Cores, ...]:
-    """The cores by the memory near them; all of them together if the system does not report it."""
+    """Return the cores by the memory near them; all together if the system does not report it."""
     lists = [file.read_text() for file in sorted(folder.glob("node[0-9]*/cpulist"))]
     nodes = (tuple(sorted(listed_cores(text) & set(cores))) for text in lists)
     return tuple(node for node in nodes if node) or (cores,)
@@ -63,7 +65,8 @@ def _siblings_of(core: int, system: Path) -> Cores:
 
 
 def _fast_cores(cores: Cores, system: Path) -> set[int]:
-    """Intel's hybrids list their performance cores; elsewhere each core has a capacity."""
+    """Return the fast cores. Intel's hybrids list their performance cores; elsewhere each core has
+    a capacity."""
     if performance := _text(system / "cpu_core" / "cpus"):
         return listed_cores(performance)
     cpus = system / "system" / "cpu"
@@ -73,14 +76,14 @@ def _fast_cores(cores: Cores, system: Path) -> set[int]:
 
 
 def _num_performance_cores() -> int:
-    """Of an Apple processor; 0 where it has no levels."""
+    """Return the performance cores of an Apple processor; 0 if it has no levels."""
     command = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(found.stdout) if found.stdout.strip().isdigit() else 0
 
 
 def _text(file: Path) -> str:
-    """The file's content; empty where there is no such file."""
+    """Return the file's content; empty where there is no such file."""
     try:
         return file.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Decode by one published method each; what a method of your own is written with.
+"""Decode by one published method each, and provide what a method of your own is written with.
 
 >>> from duodec.methods import Draft, Loop, Method, Request, serial
 """

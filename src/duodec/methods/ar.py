@@ -12,7 +12,7 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class Autoregressive(Method):
-    """Plain decoding: every other method must equal its text and beat its speed."""
+    """Decode plainly: every other method must equal its text and beat its speed."""
 
     name = "ar"
 

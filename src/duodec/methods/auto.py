@@ -12,14 +12,15 @@ from duodec.planning.governor import Governor, Sources
 
 @dataclass(frozen=True)
 class Auto(Stream):
-    """Ours: `stream`, governed by measured rates; it may fall back to `ar`."""
+    """Run `stream`, governed by measured rates; it may fall back to `ar`. This method is ours."""
 
     name = "auto"
     needs_draft_model = False
     uses_draft_model = True
 
     governors: dict[tuple[bool, int], Governor] = field(default_factory=dict)
-    """By whether there is a drafter, and by slot: concurrent requests are judged separately."""
+    """The governors by whether there is a drafter, and by slot: concurrent requests are judged
+    separately."""
 
     def governor(self, request: Request) -> Governor:
         has_drafter = not isinstance(request.drafter, NoDrafter)
@@ -28,7 +29,8 @@ class Auto(Stream):
             allowed, probes = [Sources.FREE], [Sources.NONE]
             if request.traits.heads:
                 allowed.append(Sources.HEADS)
-                probes += [Sources.HEADS] * has_drafter  # which they may make superfluous
+                # Heads may make the draft model superfluous.
+                probes += [Sources.HEADS] * has_drafter
             allowed += [Sources.ALL] * has_drafter
             in_turns = request.takes_turns
             allowance = constants.ALLOWANCE_IN_TURNS if in_turns else constants.ALLOWANCE

@@ -9,9 +9,9 @@ from duodec.methods.mtp import MultiTokenPrediction
 
 @dataclass(frozen=True)
 class DFlash(MultiTokenPrediction):
-    """2602.06036 on llama.cpp: a chain of ``num_tokens`` tokens, or as many as the drafter's blocks
-    have, from layers that fill masked places behind the target's states; llama.cpp's
-    ``draft-dflash``."""
+    """Draft as in 2602.06036, on llama.cpp. Layers that fill masked places behind the target's
+    states propose a chain of ``num_tokens`` tokens, or as many as the drafter's blocks have;
+    llama.cpp's ``draft-dflash``."""
 
     name = "dflash"
     needs_heads = "dflash"
@@ -21,8 +21,8 @@ class DFlash(MultiTokenPrediction):
 
 @dataclass(frozen=True)
 class DFlash2(DFlash):
-    """The same where the drafter says how likely a token is after each candidate of the place
-    before: the chain follows these."""
+    """Draft like DFlash where the drafter says how likely a token is after each candidate of the
+    place before; the chain follows these."""
 
     name = "dflash2"
     needs_heads = "dflash2"
@@ -30,8 +30,8 @@ class DFlash2(DFlash):
 
 @dataclass(frozen=True)
 class DSpark(DFlash):
-    """The same where a place's logits know the likeliest token of the place before; llama.cpp's
-    ``draft-dspark``."""
+    """Draft like DFlash where a place's logits know the likeliest token of the place before;
+    llama.cpp's ``draft-dspark``."""
 
     name = "dspark"
     needs_heads = "dspark"

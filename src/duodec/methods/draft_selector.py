@@ -1,8 +1,8 @@
-"""Keep what a request's next forward pass may be offered: the draft model's tree and other sources.
+"""Keep the candidates for a request's next forward pass: the draft model's tree and other sources.
 
-Between two forward passes only `best` and the move of the root stand. The rest, sending
-the text to the drafter, learning from the verdict, valuing widths, is put off until the target
-computes; and shortly before its end, the likeliest verdicts are rehearsed.
+Between two forward passes only `best` and the move of the root run. All other work waits until the
+target computes: sending the text to the drafter, learning from the verdict, and valuing widths.
+Shortly before the target's forward pass ends, the likeliest verdicts are rehearsed.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ _NOTHING: Tokens = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Offer:
-    """A draft, the candidates that it was selected from, and their sources but the draft model."""
+    """Hold a draft, the candidates that it was selected from, and their sources except the draft
+    model."""
 
     draft: Draft = NO_DRAFT
     selection: Selection | None = None
     others: Sequence[Source] = ()
     promised: float = 0.0
-    """Tokens, by the draft steps that were waited for."""
+    """The tokens promised by the draft steps that were waited for."""
     without_waiting: Draft = NO_DRAFT
 
     def num_brought(self, tokens: Sequence[int]) -> int:
-        """Of what came, the tokens that waiting brought: those of the draft, less those of the one
-        that would have been scored without it."""
+        """Return how many of these tokens the wait brought: those of the draft, less those of the
+        draft that would have been scored without it."""
         return len(tokens) - 1 - self.without_waiting.num_along(tokens[:-1])
 
     def num_from_model(self, tokens: Sequence[int]) -> int:
-        """The first of these tokens of the draft: those that the draft model or the target's heads
-        proposed, whatever else did, too. Neither knows anything below a token that it did not
-        propose."""
+        """Return how many of these tokens, from the first one on, the draft model or the target's
+        heads proposed, whatever other sources proposed too. Neither knows anything below a token
+        that it did not propose."""
         if not tokens:
             return 0
         sources = self.selection.given if self.selection else ()
@@ -64,25 +65,26 @@ NO_OFFER = Offer()
 
 
 class DraftSelector:
-    """Of one request. `best` and `launch` come before a forward pass, `finish_forward` after it."""
+    """Select the drafts of one request. Call `best` and `launch` before a forward pass,
+    `finish_forward` after it."""
 
     def __init__(self, request: Request, planner: Planner, plan: Tree, texts: TextSources) -> None:
         self._request, self._planner, self._plan, self._texts = request, planner, plan, texts
         self.can_pay = self._can_pay()
         """Whether some draft would pay if every token of it were accepted."""
-        self._cursor = TreeCursor()  # of the text, in the draft model's tree
+        self._cursor = TreeCursor()  # end of the text in the draft model's tree
         self._is_asked = False  # the drafter knows the text
-        self._num_plain = 0  # rounds without a draft, in a row
-        self._waiting = Trial()  # for a step of the draft model; it fails where none comes
-        self._reading_s = 0.0  # that a draft model in turns was waited for because it read
-        self._text = request.text  # that the last forward pass went on from
-        self._busy_s = 0.0  # of the drafter, when that began
+        self._num_plain = 0  # consecutive rounds without a draft
+        self._waiting = Trial()  # waits for a step of the draft model; it fails where none comes
+        self._reading_s = 0.0  # time spent waiting for a draft model in turns because it read
+        self._text = request.text  # text of the last forward pass
+        self._busy_s = 0.0  # the drafter's work when that pass began
         self._rehearsed: dict[tuple[int, ...], Offer] = {}
-        self._proposed = CandidateTree()  # by the target's heads, under the text
-        self._had_heads = self._with_heads = False  # in the forward pass before, and in this one
+        self._proposed = CandidateTree()  # proposed by the target's heads, under the text
+        self._had_heads = self._with_heads = False  # in the last forward pass, and in this one
 
     def draft_with_model(self, is_drafting: bool) -> None:
-        """The draft model takes part from now on, or rests."""
+        """Let the draft model take part from now on, or let it rest."""
         if self._request.is_drafting and not is_drafting:
             self._cursor = TreeCursor()
             self._rehearsed.clear()
@@ -91,12 +93,14 @@ class DraftSelector:
 
     @property
     def _is_in_parallel(self) -> bool:
-        """The draft model takes part, and computes whenever it has something to do."""
+        """Return whether the draft model takes part, and computes whenever it has something to
+        do."""
         return self._request.is_drafting and not self._request.takes_turns
 
     def repays_reading(self, decoding_s: float, governor: Governor) -> bool:
-        """Whether a draft model that takes the target's cores may read what it lacks of the text,
-        after a response was decoded for so long, of which it is expected to save a share."""
+        """Return whether a draft model that takes the target's cores may read what it lacks of the
+        text. The response was decoded for ``decoding_s`` seconds, of which drafts are expected to
+        save a share."""
         if not (num_unread := self._num_unread):
             return True
         likely_s = max(decoding_s, self._texts.memory.decoding.value)
@@ -104,13 +108,13 @@ class DraftSelector:
         return self._planner.repays_reading(num_unread, likely_s, saved)
 
     def take_reading_s(self) -> float:
-        """For how long a draft model in turns was waited for lately because it read."""
+        """Return how long a draft model in turns was waited for lately because it read."""
         seconds, self._reading_s = self._reading_s, 0.0
         return seconds
 
     @property
     def _num_unread(self) -> int:
-        """Tokens of the text that a draft model in turns lacks."""
+        """Return how many tokens of the text a draft model in turns lacks."""
         request = self._request
         if not request.takes_turns or isinstance(request.drafter, NoDrafter):
             return 0
@@ -120,8 +124,8 @@ class DraftSelector:
         return len(request.text) - common_prefix(known, request.text)
 
     def best(self) -> Generator[Need, Any, Offer]:
-        """The likeliest candidates of all sources, after the draft steps that are worth waiting
-        for."""
+        """Return the likeliest candidates of all sources, after the draft steps that are worth
+        waiting for."""
         request, planner = self._request, self._planner
         text, texts = request.text, self._texts
         offer = self._rehearsed.get(tuple(text[len(self._text) :].tolist()))
@@ -147,12 +151,12 @@ class DraftSelector:
             num_known, num_new = self._cursor.num_under, self._num_unread
             reading_s, step_s = planner.reading_s(num_new), planner.step_s(self._cursor)
             patience_s = constants.PATIENCE * (step_s + reading_s)
-            if request.takes_turns:  # a step that is left alone goes on while the target computes
+            if request.takes_turns:  # an unfinished step goes on while the target computes
                 patience_s = max(patience_s, constants.LEAST_WAIT_S)
             begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
             waited_s = request.clock() - begin_s
-            if reading_s:  # which says nothing of its steps
+            if reading_s:  # this says nothing about its steps
                 self._reading_s += waited_s
             elif request.takes_turns:
                 request.learn_turn(drafted, waited_s)
@@ -161,15 +165,15 @@ class DraftSelector:
             self._cursor = _newer(drafted, self._cursor)
             if request.takes_turns:  # one step at a time
                 self._is_asked = self._cursor.num_under == num_known and not drafted.is_complete
-            if self._cursor.num_under == num_known:  # it is dead, reads, has no more to say, or
+            if self._cursor.num_under == num_known:  # it is dead, reads, has no more to propose, or
                 if waited_s > 0.9 * patience_s:  # its step takes longer
                     self._waiting.fails()
-                # in turns the first one may have read a prompt: it is asked again first
+                # In turns the first step may have read a prompt, so it is asked for again first.
                 if self._waiting.num_failed > request.takes_turns:
                     planner.observe_late_step(self._cursor, patience_s)
                     self._waiting.pays()  # from now on it promises less
                 break
-            if reading_s and not self._waiting.num_failed:  # or some of it was read before
+            if reading_s and not self._waiting.num_failed:  # or it read some of it before
                 request.costs.observe_read(num_new, max(0.0, waited_s - step_s))
             texts.memory.drafted[request.slot] = request.owner, text
             self._waiting.pays()
@@ -178,12 +182,13 @@ class DraftSelector:
         return replace(offer, promised=total, without_waiting=without_waiting) if total else offer
 
     def launch(self, offer: Offer, *, with_heads: bool) -> None:
-        """A forward pass over an offer begins, after which the target's heads propose or rest."""
+        """Begin a forward pass over an offer. After it the target's heads propose if
+        ``with_heads``."""
         request = self._request
         self._text = request.text
         self._had_heads, self._with_heads = self._with_heads, with_heads
         rehearsed, self._rehearsed = self._rehearsed, {}
-        request.defer(rehearsed.clear)  # to free so many nodes takes time
+        request.defer(rehearsed.clear)  # freeing so many nodes takes time
         request.is_contended = request.takes_turns and self._is_asked
         if request.is_drafting and request.takes_turns:
             request.pause_drafter()
@@ -191,18 +196,19 @@ class DraftSelector:
             request.defer(self._ask)
         if self.can_pay and not request.num_rounds:  # a prompt is long
             request.defer(partial(self._texts.read, self._text))
-        # what heads will propose is not known before its end
+        # What heads will propose is not known before the end of the pass.
         can_rehearse = offer.selection is not None and not with_heads
         request.rehearse = partial(self._rehearse, offer) if can_rehearse else None
 
     def overlap_s(self) -> float:
-        """How long the drafter worked during the forward pass that has just ended; takes in what
-        it has drafted."""
+        """Return how long the drafter worked during the forward pass that has just ended, and
+        receive what it has drafted."""
         if not self._is_in_parallel:
             return 0.0
         drafted = self._request.peek_tree()
         self._cursor = _newer(drafted, self._cursor)
-        return max(0.0, drafted.busy_s - self._busy_s)  # less after a restart
+        # The drafter's total is less after a restart.
+        return max(0.0, drafted.busy_s - self._busy_s)
 
     def finish_forward(
         self,
@@ -212,9 +218,9 @@ class DraftSelector:
         forward: Forward | None,
         proposed: CandidateTree,
     ) -> None:
-        """These tokens came, the verdict ending at that node of the draft; ``forward``, if there is
-        something to learn from its scores. The target's heads propose a tree after them, or
-        nothing."""
+        """End a forward pass that brought ``tokens``; its verdict ended at node ``end`` of the
+        draft. ``forward`` is given if there is something to learn from its scores. ``proposed`` is
+        the tree that the target's heads propose next; it may be empty."""
         self._proposed = proposed
         cursor = self._cursor
         self._cursor = cursor.follow(tokens)
@@ -236,8 +242,9 @@ class DraftSelector:
     def _offer(
         self, cursor: TreeCursor, end: End, others: Sequence[Source], remaining: int
     ) -> Offer:
-        """The likeliest candidates at the end of a text, which is at a place in the draft model's
-        tree, with room for so many tokens. ``others`` are a datastore and heads."""
+        """Return the likeliest candidates at the end of a text, which is at ``cursor`` in the draft
+        model's tree. The text has room for ``remaining`` tokens. ``others`` are a datastore and
+        heads."""
         planner, request = self._planner, self._request
         planner.has_branches = request.traits.has_branches
         own = TreeSource(cursor.tree, planner.acceptance, cursor.node)
@@ -261,8 +268,8 @@ class DraftSelector:
         self._busy_s = request.drafter.heard(request.slot).busy_s
 
     def _seed(self) -> Seed:
-        """The likeliest chain that the target's heads propose, as far as it is worth a row of the
-        draft model."""
+        """Return the likeliest chain that the target's heads propose, as far as it is worth a row
+        of the draft model."""
         tree, judged = self._proposed, self._texts.memory.heads
         seed: list[tuple[int, float]] = []
         value = 1.0
@@ -275,10 +282,10 @@ class DraftSelector:
         return tuple(seed)
 
     def _learn(self, offer: Offer, cursor: TreeCursor, tokens: Sequence[int]) -> None:
-        """What the tokens after a text teach of those who proposed some."""
+        """Let the sources that proposed something learn from the tokens after a text."""
         planner = self._planner
         planner.waits.observe(offer.promised, offer.num_brought(tokens) if offer.promised else 0.0)
-        if offer.selection is not None:  # first: its sources say what they have learned
+        if offer.selection is not None:  # first, because its sources tell what they have learned
             planner.learn(offer.selection, tokens)
             if num := len(offer.draft):
                 planner.observe_promise(offer.selection, num, len(tokens) - 1)
@@ -288,8 +295,8 @@ class DraftSelector:
             self.can_pay = self._can_pay()
 
     def _judge_heads(self, offer: Offer, tokens: Sequence[int]) -> None:
-        """Add the tokens that came by what the target's heads proposed: what other sources would
-        not have had scored, and all after it."""
+        """Record the tokens that came only because of the target's heads: those that other sources
+        would not have had scored, and all after them."""
         selection, num_drafted, num_brought = offer.selection, len(offer.draft), 0
         heads = next((one for one in offer.others if isinstance(one, HeadSource)), None)
         if selection is not None and num_drafted and heads is not None:
@@ -297,15 +304,15 @@ class DraftSelector:
             values, least = without(selection, heads, accepted), selection.values[num_drafted - 1]
             num_brought = len(accepted) - sum(value >= least for value in values)
         seconds = self._request.costs.heads_s()
-        self._texts.memory.beside_others.observe(num_brought, seconds, self._planner.rate)
+        self._texts.memory.heads_supplement.observe(num_brought, seconds, self._planner.rate)
 
     def _can_pay(self) -> bool:
         return self._request.max_width > 0 and self._planner.can_pay()
 
     def _rehearse(self, offer: Offer, end_s: float) -> None:
-        """Make the selector after the likeliest verdicts on one: as many as there is time for until
-        ``end_s``, and one at least. They are there if such a verdict comes; if not, what makes
-        them is still warm."""
+        """Make the offers after the likeliest verdicts on this one: as many as there is time for
+        until ``end_s``, and at least one. They are used if such a verdict comes; if not, the code
+        that makes them is still in the caches."""
         request, text = self._request, self._text
         if self._is_in_parallel:
             self._cursor = _newer(request.peek_tree(), self._cursor)
@@ -321,7 +328,8 @@ class DraftSelector:
                 self._rehearsed[tokens] = self._offer(cursor, end, stored, remaining)
 
     def _likely_verdicts(self, draft: Draft) -> Iterator[tuple[int, ...]]:
-        """Some path of the draft is accepted to its end, and goes on with the likeliest token."""
+        """Yield verdicts in which a path of the draft is accepted to its end and the likeliest
+        token follows."""
         inner = set(draft.parents)
         ends = [node for node in range(len(draft)) if node not in inner] or [ROOT]
         for end in ends[: constants.NUM_REHEARSED]:
@@ -334,8 +342,8 @@ class DraftSelector:
                 yield (*path, self._likeliest(text))
 
     def _likeliest(self, text: Tokens) -> int:
-        """The likeliest token after a text by the target's rows; its last one again where they know
-        none."""
+        """Return the likeliest token after a text by the target's rows, or its last token again
+        where they know none."""
         planner, mixer = self._planner, self._texts.memory.mixer
         no_tree = TreeSource(CandidateTree(), planner.acceptance)
         found = planner.select((no_tree, self._texts.rows(text)), mixer, 1, 1).tokens
@@ -343,8 +351,8 @@ class DraftSelector:
 
 
 def _newer(drafted: Drafted, known: TreeCursor) -> TreeCursor:
-    """The text's cursor in the drafter's tree under it, once it has said what is in that; until
-    then what is known of it."""
+    """Return the text's cursor in the drafter's tree, once the drafter has sent what is in the
+    tree; until then return ``known``."""
     if drafted.tree is None or (known.is_expanded and not drafted.tree.is_expanded(ROOT)):
         return known
     return TreeCursor(drafted.tree)

@@ -12,8 +12,9 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class DuoDecoding(Method):
-    """2503.00784. The budget is the draft tokens that fit in one forward pass of the target. It is
-    measured, unless it is given: the released scripts give 24 for Llama and 16 for Vicuna."""
+    """Draft as in 2503.00784. The budget is the number of draft tokens that fit in one forward pass
+    of the target. It is measured, unless it is given: the released scripts give 24 for Llama and 16
+    for Vicuna."""
 
     name = "duo"
     needs_draft_model = True

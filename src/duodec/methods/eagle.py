@@ -13,8 +13,8 @@ TREE = Likeliest(num_tokens=60, num_leaves=10, num_candidates=10)
 
 @dataclass(frozen=True)
 class Eagle(HeadsMethod):
-    """2406.16858, with keyed draws: the tree grows where its tokens are likely, ten leaves a level,
-    and the 60 likeliest are scored, as in the release."""
+    """Draft as in 2406.16858, with keyed draws. The tree grows where its tokens are likely, ten
+    leaves a level, and the 60 likeliest are scored, as in the release."""
 
     name = "eagle"
     needs_heads = "eagle"

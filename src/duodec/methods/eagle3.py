@@ -9,8 +9,8 @@ from duodec.methods.mtp import MultiTokenPrediction
 
 @dataclass(frozen=True)
 class Eagle3(MultiTokenPrediction):
-    """2503.01840 on llama.cpp: such a chain from a layer of its own file, which fuses states from
-    three depths of the target; llama.cpp's ``draft-eagle3``."""
+    """Draft as in 2503.01840, on llama.cpp: a layer of its own file fuses states from three depths
+    of the target and proposes a chain; llama.cpp's ``draft-eagle3``."""
 
     name = "eagle3"
     needs_heads = "eagle3"

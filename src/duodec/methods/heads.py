@@ -14,7 +14,7 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class HeadsMethod(Method):
-    """Each forward pass scores what the heads proposed after the last one. A subclass names the
+    """Score in each forward pass what the heads proposed after the last one. A subclass names the
     kind of heads in ``needs_heads``, and its tree."""
 
     reads_off_path = True

@@ -11,8 +11,8 @@ from duodec.methods.medusa import TREE
 
 @dataclass(frozen=True)
 class Hydra(HeadsMethod):
-    """2402.05109, with keyed draws in place of typical acceptance, and Medusa's tree, as in the
-    release."""
+    """Draft as in 2402.05109, with keyed draws in place of typical acceptance, and with Medusa's
+    tree, as in the release."""
 
     name = "hydra"
     needs_heads = "hydra"

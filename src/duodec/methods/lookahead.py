@@ -15,7 +15,8 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class Lookahead(Method):
-    """2402.02057. The guesses to verify and the window to fill are branches of one draft."""
+    """Draft as in 2402.02057. The guesses to verify and the window to fill are branches of one
+    draft."""
 
     name = "lookahead"
     reads_off_path = True
@@ -38,7 +39,7 @@ class Lookahead(Method):
 
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             ends = draft.find(window.branches())
-            is_whole = scores.num_rows > len(draft) > 0  # some targets score a first chain only
+            is_whole = scores.num_rows > len(draft) > 0  # some targets score only a first chain
             if is_whole and None not in ends:  # at the end of a text the window is truncated
                 guesses = [self._guess(text, draft, scores, end) for end in ends if end is not None]
                 for ngram in window.advance(int(text[-1]), guesses):
@@ -47,6 +48,7 @@ class Lookahead(Method):
         return serial(request, propose, learn=learn, num_candidates=1)
 
     def _guess(self, text: Tokens, draft: Draft, scores: Scores, end: int) -> int:
-        """The likeliest token after a node; where the target knows none, the node's own again."""
+        """Return the likeliest token after a node, or the node's own token again where the target
+        knows none."""
         likeliest = scores.candidates(end + 1).tokens
         return likeliest[0] if likeliest else int(text[-1]) if end == ROOT else draft.tokens[end]

@@ -14,8 +14,8 @@ from duodec.methods.request import Loop, Request
 
 
 def continuation(text: Tokens, max_ngram: int, num_tokens: int) -> list[int]:
-    """Up to ``num_tokens`` tokens that followed the first earlier occurrence of the text's last
-    n-gram, longest n first; [] when its last token is new."""
+    """Return up to ``num_tokens`` tokens that followed the first earlier occurrence of the text's
+    last n-gram, longest n first; [] when its last token is new."""
     length = len(text)
     for n in range(min(max_ngram, length - 1), 0, -1):
         # starts[i]: text[i : i + n] equals the last n tokens
@@ -30,7 +30,7 @@ def continuation(text: Tokens, max_ngram: int, num_tokens: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PromptLookup(Method):
-    """Saxena 2023; transformers' ``prompt_lookup_num_tokens``."""
+    """Draft by prompt lookup (Saxena 2023); transformers' ``prompt_lookup_num_tokens``."""
 
     name = "lookup"
 

@@ -15,7 +15,7 @@ from duodec.core.verify import Rule, keyed, verify
 from duodec.methods.request import Forward, Loop, Request, Score
 
 Propose = Callable[[Request], Draft | Plan]
-"""What to score after the text: a draft, or a plan for the draft model."""
+"""Return what to score after the text: a draft, or a plan for the draft model."""
 Learn = Callable[[Tokens, Draft, Scores], None]
 
 
@@ -68,7 +68,7 @@ def overlapped(
         budget = request.costs.budget() if num_tokens is None else num_tokens
         budget = budget if request.num_rounds else 1
         asked = plan(max(0, min(budget, request.max_width, request.remaining - len(pending) - 1)))
-        # on shared cores the drafter prefills the prompt after the first token
+        # On shared cores the drafter prefills the prompt after the first token.
         is_drafting = asked.num_tokens > 0 and not (request.shares_cores and not request.num_rounds)
         request.is_drafting = is_drafting
         if is_drafting:
@@ -78,15 +78,15 @@ def overlapped(
 
         tree = pending.graft(pending.leaf(), ahead.draft)
         verdict = verify(tree, forward.scores)
-        # past what was scored: the chain was accepted whole and its next token opens one of the
-        # new sequences, whose rest is the next chain in flight
+        # The walk went past what was scored: the chain was accepted whole, and its next token opens
+        # one of the new sequences, whose rest is the next chain in flight.
         rest = tree.subtree(verdict.end) if verdict.final is None else Draft()
         request.commit(
             tree,
             verdict,
             forward,
             num_from_model=len(verdict.accepted),
-            num_drafted=len(tree) - len(rest),  # what goes on in flight counts when it is judged
+            num_drafted=len(tree) - len(rest),  # what stays in flight counts when it is judged
             overlap_s=ahead.read_s + ahead.draft_s,
             num_sequences=ahead.draft.num_leaves,
         )

@@ -8,7 +8,7 @@ from duodec.core.protocols import HeadPlan
 from duodec.drafting.heads import Ranks
 from duodec.methods.heads import HeadsMethod
 
-# the release's `mc_sim_7b_63`: 63 nodes, four deep
+# This is the release's `mc_sim_7b_63`: 63 nodes, four deep.
 TREE = Ranks(
     {
         (): 10,
@@ -22,8 +22,9 @@ TREE = Ranks(
 
 @dataclass(frozen=True)
 class Medusa(HeadsMethod):
-    """2401.10774, with keyed draws in place of typical acceptance: the heads know nothing of each
-    other's tokens, so the released tree takes many of the first and few of the last."""
+    """Draft as in 2401.10774, with keyed draws in place of typical acceptance. The heads know
+    nothing of each other's tokens, so the released tree takes many of the first and few of the
+    last."""
 
     name = "medusa"
     needs_heads = "medusa"

@@ -9,8 +9,8 @@ from duodec.methods.request import Loop, Request
 
 
 class Method(ABC):
-    """A way to decode. Its fields are the settings of its paper; an instance keeps what it learns
-    from one request for the next."""
+    """Define a way to decode. The fields are the settings of its paper; an instance keeps what it
+    learns from one request for the next."""
 
     name: ClassVar[str]
     needs_draft_model: ClassVar[bool] = False
@@ -18,14 +18,14 @@ class Method(ABC):
     """It drafts with a model if there is one, and works without."""
     needs_datastore: ClassVar[bool] = False
     needs_heads: ClassVar[str] = ""
-    """The kind of the target's own heads that it drafts with; "": none."""
+    """The kind of the target's own heads that it drafts with; "" for none."""
     is_overlapped: ClassVar[bool] = False
     """The drafter computes in parallel with the target."""
     reads_off_path: ClassVar[bool] = False
     """It reads distributions or rows off the text, which a replayed text does not have."""
     learns: ClassVar[bool] = False
-    """Later requests are drafted with what earlier ones taught. What tells of a text is used for
-    requests of the same ``owner`` only (`duodec.drafting.owners`)."""
+    """Later requests are drafted with what earlier ones taught. What depends on a text is used only
+    for requests of the same ``owner`` (`duodec.drafting.owners`)."""
 
     @property
     def takes_draft_model(self) -> bool:

@@ -11,8 +11,8 @@ from duodec.methods.heads import HeadsMethod
 
 @dataclass(frozen=True)
 class MultiTokenPrediction(HeadsMethod):
-    """2412.19437: a chain of ``num_tokens`` tokens from the target's own layer, which reads each
-    with the state that it had at the one before; llama.cpp's ``draft-mtp``."""
+    """Draft as in 2412.19437: the target's own layer proposes a chain of ``num_tokens`` tokens, and
+    reads each with the state that it had at the one before; llama.cpp's ``draft-mtp``."""
 
     name = "mtp"
     needs_heads = "mtp"

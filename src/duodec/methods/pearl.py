@@ -12,16 +12,17 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class Pearl(Method):
-    """2408.11850. Pre-verify: the first token of a chain is judged while the rest is drafted.
-    Post-verify: the next chain is drafted while this one is judged.
+    """Draft as in 2408.11850. Pre-verify judges the first token of a chain while the rest is
+    drafted. Post-verify drafts the next chain while this one is judged.
 
-    With the same budget it is DuoDecoding with one sequence."""
+    With the same budget it is DuoDecoding with one sequence.
+    """
 
     name = "pearl"
     needs_draft_model = True
     is_overlapped = True
 
-    num_tokens: int | None = None  # in a chain; None: as many as fit in one forward pass
+    num_tokens: int | None = None  # length of a chain; None: as many as fit in one forward pass
 
     def decode(self, request: Request) -> Loop:
         return overlapped(request, Chain, self.num_tokens)

@@ -11,7 +11,7 @@ from duodec.methods.request import Forward, Loop, Request, Score
 
 
 def decode(method: Method, request: Request) -> Loop:
-    """The method's loop, after the prompt's logprobs where the request has them."""
+    """Return the method's loop, after the prompt's logprobs where the request has them."""
     if request.num_prompt_logprobs is not None:
         yield from score_prompt(request, request.num_prompt_logprobs)
     if request.remaining:

@@ -16,13 +16,14 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class TokenRecycling(Method):
-    """2408.08696. The tree of 80 tokens is the released one (``2.2.2``); it starts empty."""
+    """Draft as in 2408.08696. The tree of 80 tokens is the released one (``2.2.2``); it starts
+    empty."""
 
     name = "recycling"
     reads_off_path = True
     learns = True
 
-    num_tokens: int = 80  # of that tree, at most: its first levels
+    num_tokens: int = 80  # most nodes of that tree; its first levels are used
     adjacencies: ByOwner[Adjacency] = field(default_factory=adjacencies)
 
     def decode(self, request: Request) -> Loop:

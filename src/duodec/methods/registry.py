@@ -32,7 +32,7 @@ from duodec.methods.sps_rejection import RejectionSampling
 from duodec.methods.stream import Stream
 from duodec.methods.suffix import SuffixDecoding
 
-ENTRY_POINTS = "duodec.methods"  # the group in which packages name their methods
+ENTRY_POINTS = "duodec.methods"  # packages name their methods in this group
 
 METHODS: dict[str, type[Method]] = {
     kind.name: kind
@@ -59,16 +59,16 @@ METHODS: dict[str, type[Method]] = {
         Auto,
     )
 }
-"""Our own methods, and those of others that were used; see `names`."""
+"""Our own methods, and those of other packages that were used; see `names`."""
 _OURS = frozenset(METHODS)
 
 
 class Packages:
-    """Those that are installed."""
+    """List the methods of installed packages."""
 
-    @cached_property  # it reads a file a package
+    @cached_property  # it reads one file per package
     def points(self) -> Sequence[EntryPoint]:
-        """What they name as methods; nothing of theirs is imported."""
+        """Return the entry points that installed packages name as methods; none is imported."""
         return tuple(entry_points(group=ENTRY_POINTS))
 
 
@@ -77,12 +77,13 @@ DEFAULT_METHOD = Auto.name
 
 
 def names() -> tuple[str, ...]:
-    """Every method that can be named without its module: ours, and those of installed packages."""
+    """Return every method that can be named without its module: ours, and those of installed
+    packages."""
     return tuple(dict.fromkeys([*METHODS, *(point.name for point in PACKAGES.points)]))
 
 
 def check_method(method: object) -> None:
-    """Raises BadOption for what is neither a name nor a method."""
+    """Raise BadOption for what is neither a name nor a method."""
     if not isinstance(method, str | Method):
         raise BadOption(
             f"method is {shown(method)}; give a name, such as 'lookup', or an object of a class of "
@@ -90,20 +91,20 @@ def check_method(method: object) -> None:
         )
 
 
-_FURTHER = {  # what a second number sets: its words, its form, an example
+_FURTHER = {  # the second number of a name: its words, its form, an example
     "least": ("confidence from 0 to 1", r"0?\.[0-9]+|[01]", "0.75"),
     "max_ngram": ("length of a match", "[1-9][0-9]*", "2"),
 }
 
 
 def method(name: str) -> Method:
-    """A new method of that name, which has learned nothing yet. ``sps:2`` is `sps` with two draft
-    tokens a round, ``sps:16:0.75`` with 16 at most and none after one that the draft model gives
-    less than 0.75, ``lookup:8:2`` drafts 8 after matches of two tokens and one. ``module:Class``
-    imports a class of yours; it is known by its own name from then on. Raises BadOption, which
-    lists the names."""
+    """Return a new method of that name, which has learned nothing yet. ``sps:2`` is `sps` with two
+    draft tokens a round, ``sps:16:0.75`` with 16 at most and none after one that the draft model
+    gives less than 0.75, ``lookup:8:2`` drafts 8 after matches of two tokens and one.
+    ``module:Class`` imports a class of yours; it is known by its own name from then on. Raises
+    BadOption, which lists the names."""
     base, _, number = name.partition(":")
-    is_class = number.partition(":")[0].isidentifier()  # of a module that is named as a method is
+    is_class = number.partition(":")[0].isidentifier()  # class of a module named like a method
     if base in METHODS and not (is_class and base not in _OURS):
         kind = METHODS[base]
     elif points := [point for point in PACKAGES.points if point.name == base]:
@@ -141,7 +142,7 @@ def method(name: str) -> Method:
 def check_usable(
     method: Method, traits: TargetTraits, *, has_drafter: bool, has_datastore: bool
 ) -> None:
-    """Raises BadOption if something that a method needs is missing."""
+    """Raise BadOption if something that a method needs is missing."""
     if method.needs_draft_model and not has_drafter and traits.max_draft:
         raise BadOption(f"method '{method.name}' needs a draft model; name one with `draft`")
     if method.reads_off_path and traits.is_recurrent:

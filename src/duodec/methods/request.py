@@ -1,4 +1,4 @@
-"""Follow one completion from its admission to its end: what a method sees and what it says."""
+"""Follow one completion from its admission to its end: what a method sees and what it produces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from duodec.planning.costs import Costs
 
 
 class NoDrafter:
-    """A drafter that never drafts."""
+    """Never draft."""
 
     @property
     def restarts(self) -> int:
@@ -56,7 +56,7 @@ class NoDrafter:
 
 
 class NoDatastore:
-    """A datastore that knows nothing."""
+    """Know nothing."""
 
     def continuations(
         self, text: Tokens, *, max_span: int, min_span: int, length: int
@@ -66,20 +66,20 @@ class NoDatastore:
 
 @dataclass(frozen=True)
 class Score:
-    """Needs one forward pass of the target over ``draft`` after the text. The scheduler sends a
+    """Request one forward pass of the target over ``draft`` after the text. The scheduler sends a
     `Forward`."""
 
     draft: Draft = field(default_factory=Draft)
-    num_candidates: int = 0  # of each row
-    num_text: int | None = None  # tokens of the text that the draft follows; None: all of them
+    num_candidates: int = 0  # candidates of each row
+    num_text: int | None = None  # tokens of the text that the draft follows; None: all
     heads: HeadPlan | None = None  # what the target's own heads are to propose; None: they rest
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Needs the drafter to be done, or to know more than ``beyond`` candidates, for at most
-    ``seconds``. The scheduler sends what is `Drafted` by then; of a request that is not alone, it
-    may keep the others going meanwhile."""
+    """Wait until the drafter is done, or knows more than ``beyond`` candidates, for at most
+    ``seconds``. The scheduler sends what is `Drafted` by then. If other requests are running, it
+    may keep them going meanwhile."""
 
     seconds: float
     beyond: int | None = None
@@ -87,7 +87,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward pass of the target: its scores, and when it ran."""
+    """Hold one forward pass of the target: its scores, and when it ran."""
 
     scores: Scores
     start_s: float
@@ -100,17 +100,16 @@ class Forward:
 
 Need = Score | Wait
 Loop = Generator[Need, Any, None]
-"""A method at work on a request: yields what it needs next, and is sent the result."""
+"""The coroutine of a method for a request: it yields what it needs next, and is sent the result."""
 
 
 @dataclass
 class Request:
-    """One completion. Only `commit` moves its text.
+    """Hold one completion. Only `commit` changes its text.
 
-    ``prompt`` are tokens, ``capacity`` the length that the text may reach, ``sampler`` holds the
-    sampling parameters and ``slot`` names the target's memory of this text. The scheduler sets
-    what depends on the company in a batch: ``slot``, ``costs`` and the
-    target's ``traits``.
+    ``prompt`` are tokens, ``capacity`` is the length that the text may reach, ``sampler`` holds the
+    sampling parameters and ``slot`` names the target's cache of this text. The scheduler sets what
+    depends on the other requests of a batch: ``slot``, ``costs`` and the target's ``traits``.
     """
 
     prompt: Sequence[int]
@@ -121,17 +120,17 @@ class Request:
     datastore: Datastore = field(default_factory=NoDatastore)
     costs: Costs = field(default_factory=Costs)
     shares_cores: bool = False  # drafter and target compute on the same cores
-    takes_turns: bool = False  # and the drafter rests while the target computes
-    max_width: int = constants.MAX_DRAFT  # draft tokens that one forward pass may score
+    takes_turns: bool = False  # the drafter also rests while the target computes
+    max_width: int = constants.MAX_DRAFT  # most draft tokens that one forward pass may score
     traits: TargetTraits = field(default_factory=TargetTraits)
     clock: Callable[[], float] = perf_counter
     is_end: Callable[[int], bool] = lambda token: False
-    """Whether a token ends the completion."""
+    """Return whether a token ends the completion."""
     stream: TextStream | None = None  # makes text of the tokens
     num_logprobs: int | None = None  # alternatives for each token; None: no logprobs
-    num_prompt_logprobs: int | None = None  # the same, of the prompt's tokens
-    owner: str = ""  # whose text it is: what was learned of another's is not used for it
-    blank: int = 0  # what drafts are shown in place of each token of a picture
+    num_prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    owner: str = ""  # owner of the text; what was learned from another owner's is not used for it
+    blank: int = 0  # token that drafts see in place of each token of a picture
 
     def __post_init__(self) -> None:
         self.shown = shown_in(self.prompt)
@@ -142,30 +141,31 @@ class Request:
             self._buffer = blanked(self._buffer, self.blank)
         self._deferred: list[Callable[[], None]] = []
         self.rounds: list[Round] = []
-        self.segments: list[Segment] = []  # text that nobody has taken yet
+        self.segments: list[Segment] = []  # text that was not taken yet
         self.logprobs: list[Logprob] = []
         self.prompt_logprobs: list[Logprob | None] = []
-        self.finish_reason: FinishReason | None = None  # once an end was drawn
+        self.finish_reason: FinishReason | None = None  # set once an end was drawn
         self.is_drafting = False  # the draft model takes part
-        self.is_contended = False  # it is at work on the target's cores, against its turn
-        self.outside_s = 0.0  # spent by the caller, between forward passes
+        self.is_contended = False  # the draft model works on the target's cores out of turn
+        self.outside_s = 0.0  # time that the caller spent between forward passes
         self.rehearse: Callable[[float], None] | None = None
-        """Prepares the next round for the likeliest verdicts; to be called, if at all, shortly
-        before the end of a forward pass that is computed elsewhere, with the moment of that end."""
-        self._waited_s = 0.0  # for drafts, since the last forward pass
-        self._looked: tuple[float, Drafted] | None = None  # when `look` did, and what it saw
+        """Prepare the next round for the likeliest verdicts. It may be called shortly before the
+        end of a forward pass that is computed elsewhere, with the moment of that end."""
+        self._waited_s = 0.0  # time waiting for drafts since the last forward pass
+        # Time of the last look at drafts, and what it saw.
+        self._looked: tuple[float, Drafted] | None = None
 
     # --- what a method sees
 
     @property
     def text(self) -> Tokens:
-        """Prompt and completion so far, pictures left blank; a view that later tokens do not
-        change."""
+        """Return the prompt and the completion so far, with pictures left blank, as a view that
+        later tokens do not change."""
         return self._buffer[: self._length]
 
     @property
     def scored_text(self) -> Tokens:
-        """The same as the target is shown it, with negative tokens for pictures."""
+        """Return the text as the target sees it, with negative tokens for pictures."""
         return self._scored[: self._length]
 
     @property
@@ -174,21 +174,21 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still join the text."""
+        """Return the number of tokens that may still join the text."""
         return 0 if self.finish_reason else self.capacity - self._length
 
     @property
     def room(self) -> int:
-        """Draft tokens after the text that can be of use."""
+        """Return how many draft tokens after the text can be of use."""
         return max(0, min(self.remaining - 1, self.max_width))
 
     def now(self) -> float:
-        """Seconds, without those that the caller spent."""
+        """Return the time in seconds, without what the caller spent."""
         return self.clock() - self.outside_s
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Have work done while the target computes the next forward pass, or before it where the
-        target computes in this thread."""
+        """Run work while the target computes the next forward pass, or before it where the target
+        computes in this thread."""
         self._deferred.append(work)
 
     def prefill_ahead(self) -> None:
@@ -197,7 +197,7 @@ class Request:
             self.submit(Chain(0))
 
     def submit(self, plan: Plan, pending: Draft | None = None) -> None:
-        """Set the drafter to work on what follows the text and the chain ``pending``."""
+        """Let the drafter work on what follows the text and the chain ``pending``."""
         text = self.text
         if pending:
             text = np.concatenate([text, np.array(pending.tokens, dtype=np.int32)])
@@ -205,20 +205,21 @@ class Request:
         self.drafter.submit(DraftRequest(self.slot, text, plan, self.sampler, self.owner))
 
     def peek(self) -> Drafted:
-        """The draft that was asked for, as far as it is now."""
+        """Return the requested draft, as far as it is now."""
         drafted = self.drafter.poll(self.slot)
         self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
         return drafted
 
     def wait(self, seconds: float, beyond: int | None = None) -> Generator[Need, Any, Drafted]:
-        """Wait for drafts, and note for how long."""
+        """Wait for drafts, and record for how long."""
         start_s = self.clock()
         drafted: Drafted = yield Wait(seconds, beyond)
         self._waited_s += self.clock() - start_s
         return drafted
 
     def collect(self, plan: Plan) -> Generator[Need, Any, Drafted]:
-        """Wait, with patience, for the draft that was asked for; what there is when it runs out."""
+        """Wait, with patience, for the requested draft; return what there is when patience runs
+        out."""
         wait_s = constants.PATIENCE * self.costs.draft_s(plan.num_tokens)
         start_s = self.clock()
         drafted = yield from self.wait(wait_s)
@@ -234,16 +235,17 @@ class Request:
         return drafted.draft
 
     def pause_drafter(self) -> None:
-        """The drafter has nothing to do; what it has cached and drafted stays known to it."""
+        """Give the drafter nothing to do; it keeps what it has cached and drafted."""
         self.drafter.cancel(self.slot)
 
     def poll_drafter(self) -> None:
-        """Take in what has arrived from the drafter, so that `peek_tree` need not, soon after."""
+        """Receive what has arrived from the drafter, so that `peek_tree` need not do it soon
+        after."""
         if self.is_drafting:
             self._looked = self.clock(), self.drafter.poll(self.slot)
 
     def peek_tree(self) -> Drafted:
-        """How far the drafter's tree is."""
+        """Return the drafter's tree so far."""
         (looked_s, drafted), self._looked = self._looked or (-math.inf, Drafted()), None
         if self.clock() - looked_s > constants.FRESH_S:
             drafted = self.drafter.poll(self.slot)
@@ -251,14 +253,15 @@ class Request:
         return drafted
 
     def learn_steps(self, drafted: Drafted) -> None:
-        """What the steps of the draft model cost."""
+        """Record what the steps of the draft model cost."""
         if drafted.root_s:
             self.costs.observe_root(drafted.root_s)
         if drafted.step_s is not None:
             self.costs.observe_step(drafted.step_s, drafted.step_leaves)
 
     def learn_turn(self, drafted: Drafted, seconds: float) -> None:
-        """What a step of the draft model cost that the target waited for: with the messages."""
+        """Record what a step of the draft model cost that the target waited for, including the
+        messages."""
         if drafted.root_s:
             self.costs.observe_root(seconds)
         elif drafted.step_s is not None:
@@ -275,14 +278,16 @@ class Request:
         overlap_s: float = 0.0,
         num_sequences: int = 0,
     ) -> Round:
-        """Let the verdict's tokens join the text, up to its end; note the round. The draft model
-        proposed the first ``num_from_model`` of those accepted, earlier text the others."""
+        """Append the verdict's tokens to the text, up to its end, and record the round. The draft
+        model proposed the first ``num_from_model`` of the accepted tokens, and earlier text the
+        others."""
         tokens = verdict.tokens[: self.remaining]
         num_accepted = min(len(verdict.accepted), len(tokens))
         by: list[DraftSource] = ["draft model"] * min(num_from_model, num_accepted)
         by += ["earlier text"] * (num_accepted - len(by))
         tokens = self._until_end(tokens, by)
-        for place, token in enumerate(tokens, self._length):  # few: faster than an array of them
+        # Few tokens: faster than an array of them.
+        for place, token in enumerate(tokens, self._length):
             self._buffer[place] = self._scored[place] = token
         self._length += len(tokens)
         if self.num_logprobs is not None:
@@ -305,8 +310,8 @@ class Request:
         return done
 
     def _until_end(self, tokens: tuple[int, ...], by: Sequence[DraftSource]) -> tuple[int, ...]:
-        """The tokens up to the end of the completion; their text is made now if it may hold a stop
-        string, and later otherwise. ``by``: what proposed the accepted ones."""
+        """Return the tokens up to the end of the completion. Their text is made now if it may hold
+        a stop string, and later otherwise. ``by`` names what proposed the accepted ones."""
         spoken = tokens
         for end, token in enumerate(tokens):
             if self.is_end(token):
@@ -342,18 +347,18 @@ class Request:
     # --- what the scheduler does
 
     def query(self, need: Score) -> Query:
-        """What the target is to score."""
+        """Return what the target is to score."""
         if need.num_text is None:
             return Query(
                 self.slot, self.scored_text, need.draft, self.sampler, need.num_candidates,
                 need.heads, shown=self.shown,
             )  # fmt: skip
-        # nothing is drawn from a prompt's rows
+        # Nothing is drawn from a prompt's rows.
         plain = Sampler(num_prompt_tokens=len(self.prompt))
         return Query(self.slot, self.text[: need.num_text], need.draft, plain)
 
     def run_deferred(self) -> None:
-        """Do the work that need not stand between two forward passes."""
+        """Do the work that need not run between two forward passes."""
         while self._deferred:
             work = self._deferred
             self._deferred = []
@@ -361,7 +366,7 @@ class Request:
                 do()
 
     def take_segments(self) -> tuple[Segment, ...]:
-        """Text that is new since the last call."""
+        """Return the text that is new since the last call."""
         taken = tuple(self.segments)
         self.segments.clear()
         return taken

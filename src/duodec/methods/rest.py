@@ -14,7 +14,8 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class Rest(Method):
-    """2311.08252. The most frequent continuations of the longest suffix in the datastore."""
+    """Draft as in 2311.08252: the most frequent continuations of the longest suffix in the
+    datastore."""
 
     name = "rest"
     needs_datastore = True

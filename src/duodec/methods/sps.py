@@ -13,13 +13,13 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class SpeculativeSampling(Method):
-    """2211.17192 and 2302.01318, with keyed draws in place of the rejection rule."""
+    """Draft as in 2211.17192 and 2302.01318, with keyed draws in place of the rejection rule."""
 
     name = "sps"
     needs_draft_model = True
 
     num_tokens: int = 4  # gamma
-    least: float = 0.0  # how likely the draft model finds a token after which it goes on
+    least: float = 0.0  # drafting stops after a token that the draft model finds less likely
 
     def decode(self, request: Request) -> Loop:
         def propose(request: Request) -> Plan:

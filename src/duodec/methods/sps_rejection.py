@@ -14,7 +14,7 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class RejectionSampling(Method):
-    """2211.17192: exact in distribution, exempt from "one seed, one text"."""
+    """Draft as in 2211.17192. It is exact in distribution, and exempt from "one seed, one text"."""
 
     name = "sps-rejection"
     needs_draft_model = True

@@ -22,11 +22,11 @@ from duodec.planning.planner import Planner, Waits
 from duodec.planning.sources import TextMemory, TextSources
 
 LIKELIEST = Likeliest(num_tokens=constants.MAX_DRAFT)
-"""What a target's own heads propose; the planner decides how deep, and how much is scored."""
+"""The plan of a target's own heads; the planner decides how deep, and how much is scored."""
 
 
 class _Always(Governor):
-    """Allows all sources, whether they pay or not."""
+    """Allow all sources, whether they pay or not."""
 
     def __init__(self) -> None:
         super().__init__([Sources.ALL])
@@ -37,14 +37,14 @@ class _Always(Governor):
 
 @dataclass(frozen=True)
 class Stream(Method):
-    """Ours. Related: SwiftSpec (2506.11309), SSD (2603.03251) and SpecBranch (2506.01979); none of
-    them drafts on a CPU.
+    """Draft with a tree that never stops growing. This method is ours. Related: SwiftSpec
+    (2506.11309), SSD (2603.03251) and SpecBranch (2506.01979); none of them drafts on a CPU.
 
-    The drafter never stops: its tree grows under the text while the target scores a part of it.
-    When the target is free it takes the likeliest candidates of that tree and of all other
-    sources. The verdict moves the root: what lies under it survives, on both sides. Where little
-    is left, the target waits for draft steps as long as they bring tokens faster than decoding
-    does. Nothing is scored before it is known what plain decoding costs.
+    The drafter's tree grows under the text while the target scores a part of it. When the target is
+    free it takes the likeliest candidates of that tree and of all other sources. The verdict moves
+    the root; what lies under it survives, on both sides. Where little is left, the target waits for
+    draft steps as long as they bring tokens faster than decoding does. No draft is scored before
+    plain decoding's cost is known.
     """
 
     name = "stream"
@@ -94,28 +94,28 @@ class Stream(Method):
             request.costs, self.acceptance, self.num_tokens, self.patience, waits=self.waits
         )
         if request.takes_turns:
-            # a drafter that rests while the target computes has nothing to lose by being waited
-            # for, and shows what it is worth only then
+            # A drafter that rests while the target computes loses nothing when it is waited for,
+            # and only then shows what it is worth.
             planner.patience, planner.busy, planner.prior = 1.0, 0.0, HOPED
         return planner
 
     def governor(self, request: Request) -> Governor:
-        """The governor that chooses the sources."""
+        """Return the governor that chooses the sources."""
         return _Always()
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """What the drafts of a round come from."""
+    """Name what the drafts of a round come from."""
 
     sources: Sources
-    most: Sources  # that were possible
-    can_pay: bool  # some draft could
+    most: Sources  # most sources that were possible
+    can_pay: bool  # some draft could pay
     heads: HeadPlan | None  # what the target's own heads are to propose after it
 
 
 class _Economy:
-    """Chooses the sources of a completion's rounds, and learns what they brought and cost."""
+    """Choose the sources of a completion's rounds, and learn what they brought and cost."""
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class _Economy:
     ) -> None:
         self._request, self._planner, self._texts = request, planner, texts
         self._selector, self._governor = selector, governor
-        self._begin_s = request.now()  # of the round
-        self.decoding_s = 0.0  # without the first round, which prefills the prompt
+        self._begin_s = request.now()  # begin of the round
+        self.decoding_s = 0.0  # excludes the first round, which prefills the prompt
 
     def choose(self) -> _Choice:
-        """The sources of the next round."""
+        """Return the sources of the next round."""
         request, planner, governor = self._request, self._planner, self._governor
         selector = self._selector
         most, knows_plain = request.costs.sources(), request.costs.knows_plain
@@ -144,14 +144,14 @@ class _Economy:
         sources = governor.sources(most) if can_pay else Sources.NONE
         planner.allowance = governor.allowance
         is_early = not request.num_rounds or not knows_plain
-        # on shared cores the drafter prefills the prompt after that, and slows nothing before
+        # On shared cores the drafter prefills the prompt after that, and slows nothing before.
         selector.draft_with_model(
             sources == Sources.ALL and not (is_early and request.shares_cores)
         )
         if is_early:
             sources = Sources.NONE
         heads, has_heads = None, sources >= Sources.HEADS and request.traits.heads
-        if has_heads and self._texts.memory.beside_others.takes_part():
+        if has_heads and self._texts.memory.heads_supplement.takes_part():
             heads = replace(LIKELIEST, least=planner.least_head)
         planner.heads_s = request.costs.heads_s() if heads else 0.0
         return _Choice(sources, most, can_pay, heads)
@@ -159,16 +159,16 @@ class _Economy:
     def learn(
         self, choice: _Choice, offer: Offer, forward: Forward, verdict: Verdict, done: Round
     ) -> None:
-        """What the round brought and cost."""
+        """Learn from what the round brought and cost."""
         request, governor, draft = self._request, self._governor, offer.draft
         reading_s = self._selector.take_reading_s()
         seconds, self._begin_s = request.now() - self._begin_s - reading_s, request.now()
         if reading_s:
             governor.charge(Sources.ALL, reading_s)
-        # the first round prefills the prompt
+        # The first round prefills the prompt.
         is_decoding = request.num_rounds > 1
         self.decoding_s += seconds * is_decoding
-        # what others forbid was not this request's choice
+        # What other requests forbid was not this request's choice.
         if is_decoding and choice.most != Sources.NONE and not request.is_contended:
             sources, num_tokens = choice.sources, len(done.tokens)
             self._planner.observe(num_tokens, seconds)
@@ -191,9 +191,10 @@ class _Economy:
 def inferred_plain_s(
     draft: Draft, forward: Forward, request: Request, governor: Governor
 ) -> float | None:
-    """Seconds that a forward pass would have taken without its draft, where that needs no trial:
-    one that is padded to as many rows, or one on a device where nothing computes beside it, as long
-    as the text is about as long as when plain decoding was measured."""
+    """Return the seconds that a forward pass would have taken without its draft, where that can be
+    inferred; otherwise None. It can be inferred for a pass that is padded to as many rows. It also
+    can on a device where nothing else computes, as long as the text is about as long as when plain
+    decoding was measured."""
     if costs_no_rows(draft, request.traits.widths):
         return forward.duration_s
     if not request.takes_turns or request.shares_cores:
@@ -205,5 +206,5 @@ def inferred_plain_s(
 
 
 def costs_no_rows(draft: Draft, widths: Widths) -> bool:
-    """Whether a pass without the draft would have been padded to as many rows."""
+    """Return whether a pass without the draft would have been padded to as many rows."""
     return bool(widths) and widths.padded(1) == widths.padded(len(draft) + 1)

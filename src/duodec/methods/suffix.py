@@ -16,13 +16,13 @@ _MAX_DEPTH = 24
 
 @dataclass(frozen=True)
 class SuffixDecoding(Method):
-    """2411.04975. Two stores: this text, and earlier completions; the more promising of their two
-    drafts is used. Settings are those of its release."""
+    """Draft as in 2411.04975. There are two stores: this text, and earlier completions. The more
+    promising of their two drafts is used. The settings are those of the release."""
 
     name = "suffix"
     learns = True
 
-    factor: float = 1.0  # draft tokens a matched token
+    factor: float = 1.0  # draft tokens per matched token
     min_share: float = 0.1
     earlier: ByOwner[Suffixes] = field(default_factory=lambda: Suffixes.by_owner(_MAX_DEPTH))
 

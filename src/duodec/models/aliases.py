@@ -13,7 +13,7 @@ from duodec.models.downloads.wheels import WheelFile
 
 @dataclass(frozen=True)
 class BundledFile:
-    """A file in this package."""
+    """Copy a file from this package."""
 
     filename: str
 

@@ -18,7 +18,7 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def check_gguf(path: Path) -> Path:
-    """The path, if it is a GGUF file. Raises ModelUnreadable."""
+    """Return the path, if it is a GGUF file. Raises ModelUnreadable."""
     if path.is_dir():
         inside = sorted(path.glob("*.gguf"))
         hint = f"name a file in it, such as {inside[0]}" if inside else "name a .gguf file"
@@ -34,7 +34,7 @@ def check_gguf(path: Path) -> Path:
 
 
 def check_content(path: Path, alias: Alias) -> Path:
-    """The path, if its content is the pinned one.
+    """Return the path, if its content is the pinned one.
 
     Its size is checked each time, its SHA-256 only if this file was not found correct before, or
     has changed since: see `Note`. Raises ChecksumMismatch.
@@ -57,12 +57,12 @@ def check_content(path: Path, alias: Alias) -> Path:
 
 @dataclass(frozen=True)
 class CachedCheck:
-    """A note in our cache that records a finding on a file, or on files, in their present state.
+    """Record in our cache a finding on a file, or on files, in their present state.
 
-    It holds for the same files, by device and inode, with unchanged sizes and times. Only the
-    system sets the inode's time of change, at each write and rename: restoring size and time of
-    modification does not restore the note. It cannot detect a disk that returns other bytes than
-    were written, or a clock that was turned back.
+    The record holds for the same files, by device and inode, with unchanged sizes and times. Only
+    the system sets the inode's change time, at each write and rename: restoring size and
+    modification time does not restore the record. It cannot detect a disk that returns other bytes
+    than were written, or a clock that was turned back.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class CachedCheck:
     others: tuple[Path, ...] = ()
 
     def holds(self) -> bool:
-        """Whether the note was written and nothing has changed since."""
+        """Return whether the note was written and nothing has changed since."""
         try:
             memo = json.loads(self._file.read_text(encoding="utf-8"))
             return bool(memo == [self._states(), self.finding])
@@ -96,7 +96,7 @@ class CachedCheck:
 
 
 def hash_rest(file: BinaryIO) -> hashlib._Hash:
-    """The SHA-256 of a file from its current position."""
+    """Return the SHA-256 of a file from its current position."""
     digest = hashlib.sha256()
     while chunk := file.read(CHUNK_BYTES):
         digest.update(chunk)

@@ -1,7 +1,7 @@
 """Find drafts for a target on this machine: next to it, and in the caches of other programs.
 
-Files are only read. Each is judged by what it says of its vocabulary, size and kind; a file that
-does not suit is kept in the list with the reason.
+Files are only read. Each is judged by its vocabulary, size and kind. A file that does not suit
+stays in the list with the reason.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from duodec.models import ollama
 from duodec.models.aliases import ALIASES
 from duodec.models.metadata import ModelMetadata
 
-_MOST_PART = 0.5  # of the target's parameters, above which a draft cannot pay
-_MOST_FILES = 400  # of one place that are looked at
+_MOST_PART = 0.5  # share of the target's parameters above which a draft cannot pay
+_MOST_FILES = 400  # most files of one place that are read
 _OLLAMA = "Ollama's models"
 _NO_DRAFT = re.compile(r"embed|rerank|mmproj")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file that may be a draft. ``fault`` says why it is none; ``is_same`` tells that it has the
-    target's vocabulary, so that its tokens need not be translated."""
+    """Describe a file that may be a draft. ``fault`` says why it cannot draft. ``is_same``: it has
+    the target's vocabulary, so its tokens need not be translated."""
 
     path: Path
     name: str
@@ -41,14 +41,15 @@ class Candidate:
 
     @property
     def reference(self) -> str:
-        """What names it in a command: its path, or Ollama's name, whose file nobody could read."""
+        """Return its name in a command: its path, or Ollama's name, because no reader would
+        recognise the file's."""
         return self.name if self.place == _OLLAMA else str(self.path)
 
 
 def candidates(target: Path) -> list[Candidate]:
-    """What may draft for a target, best first: of its own vocabulary, those that draft trees before
-    recurrent ones, smaller before larger; then of other vocabularies; then what does not suit.
-    Raises ModelUnreadable for the target."""
+    """Return the candidates for a target, best first. Those of its own vocabulary come first:
+    drafts of trees before recurrent ones, and smaller before larger. Then come other vocabularies,
+    and last what does not suit. Raises ModelUnreadable for the target."""
     summary = ModelMetadata.of(target)
     found: dict[Path, Candidate] = {}
     for path, name, place in places(target):
@@ -65,11 +66,11 @@ def candidates(target: Path) -> list[Candidate]:
 
 @cache
 def best_for(target: Path) -> str | None:
-    """A reference to the draft of the target's own vocabulary that `--draft auto` takes: the
-    smallest."""
+    """Return a reference to the draft that `--draft auto` takes: the smallest of the target's own
+    vocabulary."""
     try:
         first = next(iter(candidates(target)), None)
-    except ModelUnreadable:  # loading it tells why
+    except ModelUnreadable:  # loading reports why
         return None
     return first.reference if first and first.is_same and not first.fault else None
 
@@ -99,13 +100,13 @@ def _judged(path: Path, name: str, place: str, target: ModelMetadata) -> Candida
     )
 
 
-# --- where models lie: (file, what it is called there, the place in words)
+# --- the places of models: (file, its name there, the place in words)
 
 Found = Iterator[tuple[Path, str, str]]
 
 
 def places(target: Path) -> Found:
-    """Every GGUF file that may be a draft, nearest first."""
+    """Return every GGUF file that may be a draft, nearest first."""
     yield from _in_folder(target if target.is_dir() else target.parent, "next to the target")
     yield from _ours()
     yield from _in_folder(hub_folder(), "the hub's cache")
@@ -116,7 +117,7 @@ def places(target: Path) -> Found:
 
 
 def _in_folder(folder: Path, place: str) -> Found:
-    """GGUF files, of folders below too where the place is a cache."""
+    """Return the GGUF files in a folder, and in its subfolders if the place is a cache."""
     pattern = "*.gguf" if place == "next to the target" else "**/*.gguf"
     try:
         paths = sorted(folder.glob(pattern))[:_MOST_FILES]
@@ -136,7 +137,7 @@ def _ours() -> Found:
 
 
 def hub_folder() -> Path:
-    """The hub's cache, where its library keeps it, without the library's import."""
+    """Return the folder of the hub's cache without importing the hub's library."""
     environ = os.environ
     home = environ.get("HF_HOME") or _user_cache() / "huggingface"
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")

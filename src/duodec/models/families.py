@@ -1,4 +1,4 @@
-"""The families of models that people run, and the draft that is known for each."""
+"""List the families of models that people run, and the draft that is known for each."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """Targets, by architecture and name, and the draft published for them."""
+    """Describe targets, by architecture and name, and the draft published for them."""
 
     name: str
-    architectures: frozenset[str]  # as GGUF files and config.json say it
-    pattern: str  # of names, in lower case, words joined by single dashes
+    architectures: frozenset[str]  # as GGUF files and config.json name them
+    pattern: str  # matches names in lower case, words joined by single dashes
     draft: str  # a reference
-    num_params: float  # of the draft
+    num_params: float  # parameters of the draft
     use: str  # what is to be expected
 
     def holds(self, architecture: str, names: tuple[str, ...]) -> bool:
-        """Whether a model belongs here, by what it is and any of its names."""
+        """Return whether a model belongs here, by its architecture and any of its names."""
         return architecture in self.architectures and any(
             re.search(self.pattern, _plain(name)) for name in names
         )
@@ -34,7 +34,7 @@ def _family(name: str, kinds: str, pattern: str, draft: str, params: float, use:
 
 _QWEN3 = "hf:Qwen/Qwen3-0.6B-GGUF:q8_0"
 
-# the first that holds counts: narrower patterns come first
+# The first that holds counts, so narrower patterns come first.
 FAMILIES = (
     _family(
         "Qwen2.5-Coder", "qwen2", r"qwen2\.?5-coder", "qwen2.5-coder-0.5b", 0.49e9,
@@ -81,10 +81,10 @@ FAMILIES = (
 
 
 def family_of(architecture: str, *names: str) -> Family | None:
-    """The family of a model, by its architecture, its own name, and its file's."""
+    """Return the family of a model, by its architecture, its own name, and its file's."""
     return next((f for f in FAMILIES if f.holds(architecture, names)), None)
 
 
 def _plain(name: str) -> str:
-    """A name in lower case, its words joined by single dashes."""
+    """Return a name in lower case, its words joined by single dashes."""
     return re.sub(r"[\s_:/-]+", "-", name.lower())

@@ -1,7 +1,7 @@
 """Check and fetch models of transformers: folders with config.json and safetensors.
 
 Only the files that we need are fetched from a hub repository: no pickles, which run code when they
-are read, and nothing from folders below.
+are read, and nothing from subfolders.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _SMALL = re.compile(
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library allows
+_LONGEST_HEADER = 100_000_000  # in bytes, as the safetensors library allows
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether this looks like a model of transformers, valid or not."""
+    """Return whether this looks like a model of transformers, valid or not."""
     return path.is_dir() and (path / CONFIG).is_file()
 
 
 def check_folder(path: Path) -> Path:
-    """The path, if it has complete safetensors weights and a configuration.
+    """Return the path, if it has complete safetensors weights and a configuration.
 
-    Reads their headers only. Raises ModelUnreadable.
+    Only their headers are read. Raises ModelUnreadable.
     """
     if not (path / CONFIG).is_file():
         raise ModelUnreadable(
@@ -53,7 +53,8 @@ def check_folder(path: Path) -> Path:
 
 
 def choose_files(names: list[str], repo: str) -> list[str]:
-    """The files of a repository that make a model. Raises ModelNotFound if there are none."""
+    """Return the files of a repository that make a model. Raises ModelNotFound if there are
+    none."""
     weights = [name for name in names if WEIGHTS.fullmatch(name)]
     if not weights:
         raise ModelNotFound(_no_weights(repo, names))
@@ -63,12 +64,12 @@ def choose_files(names: list[str], repo: str) -> list[str]:
 
 
 def has_weights(names: list[str]) -> bool:
-    """Whether a repository's files include a model's safetensors."""
+    """Return whether a repository's files include a model's safetensors."""
     return any(WEIGHTS.fullmatch(name) for name in names)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelUnreadable."""
+    """Return a JSON object. Raises ModelUnreadable."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -80,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _named_weights(path: Path, names: list[str]) -> list[str]:
-    """The required weight files: those of the index, if there is one."""
+    """Return the required weight files: those of the index, if there is one."""
     if INDEX in names:
         listed = read_json(path / INDEX).get("weight_map")
         wanted = sorted({str(name) for name in listed.values()} if isinstance(listed, dict) else [])
@@ -98,7 +99,7 @@ def _named_weights(path: Path, names: list[str]) -> list[str]:
 
 
 def _no_weights(place: str, names: list[str]) -> str:
-    """Why there is nothing to load, and what to do."""
+    """Return why there is nothing to load, and what to do."""
     if pickles := sorted(name for name in names if name.endswith(_PICKLES)):
         return (
             f"{place} holds pickled weights only ({pickles[0]}), which run code when they are "
@@ -113,7 +114,7 @@ def _no_weights(place: str, names: list[str]) -> str:
 
 
 def _check_weights(path: Path) -> None:
-    """Raises ModelUnreadable for a file that is truncated or not safetensors."""
+    """Raise ModelUnreadable for a file that is truncated or not safetensors."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_LENGTH_BYTES)
@@ -132,8 +133,8 @@ def _check_weights(path: Path) -> None:
 def fetch_folder(
     hub: HubFile, reference: str, *, offline: bool, check: Callable[[Path], object]
 ) -> ModelFile:
-    """A repository's folder in the hub's cache, fetched if needed. Before its weights are fetched,
-    ``check`` gets the folder with the other files, and may raise.
+    """Return a repository's folder in the hub's cache, fetched if needed. Before its weights are
+    fetched, ``check`` gets the folder with the other files, and may raise.
 
     Raises ModelNotFound, ModelUnreadable, DownloadFailed and CacheUnwritable.
     """
@@ -149,7 +150,7 @@ def fetch_folder(
 
 
 def _check_is_cached(hub: HubFile) -> None:
-    """Raises DownloadFailed if an earlier download failed or did not finish."""
+    """Raise DownloadFailed if an earlier download failed or did not finish."""
     names = hub.names(offline=True)
     try:
         choose_files(names, hub.repo)

@@ -1,4 +1,4 @@
-"""Read what a model's files say of its kind, size and vocabulary, without loading it."""
+"""Read a model's kind, size and vocabulary from its files, without loading it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
 _TOKENS = "tokenizer.ggml.tokens"
-# bytes of so many weights, by the number of ggml's format
+# This gives bytes for a number of weights, by the number of ggml's format.
 _BLOCKS = {0: (4, 1), 1: (2, 1), 2: (18, 32), 3: (20, 32), 6: (22, 32), 7: (24, 32), 8: (34, 32),
            10: (84, 256), 11: (110, 256), 12: (144, 256), 13: (176, 256), 14: (210, 256),
            30: (2, 1), 39: (17, 32)}  # fmt: skip
-# names of llama.cpp's kinds of files, by number
+# These are llama.cpp's names of kinds of files, by number.
 _FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1",
                10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S",
                15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS",
                20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S",
                25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
                30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 38: "MXFP4"}  # fmt: skip
-_ALIKE = 0.99  # of the tokens that two vocabularies number
+_ALIKE = 0.99  # share of equal tokens in two vocabularies
 _PADDING = 512
 _RANK = 4  # llama_pooling_type
 Use = Literal["completion", "embedding", "rerank"]
@@ -38,32 +38,32 @@ Use = Literal["completion", "embedding", "rerank"]
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a model is. ``num_params`` is 0 where that is unknown."""
+    """Describe a model. ``num_params`` is 0 if it is unknown."""
 
     architecture: str
     name: str
     num_params: int
     num_bytes: int
-    tokens: tuple[bytes, ...]  # the vocabulary's entries, by number
+    tokens: tuple[bytes, ...]  # entries of the vocabulary, by number
     is_recurrent: bool = False
-    quantisation: str = ""  # as llama.cpp names it, or the format of a folder's weights
-    num_context: int = 0  # tokens of a text that it was trained for; 0 if it does not say
+    quantisation: str = ""  # llama.cpp's name, or the format of a folder's weights
+    num_context: int = 0  # tokens of a text that it was trained for; 0 if the file does not say
     pooling: int = 0  # llama.cpp's number; not 0: it makes embeddings (4: ranks), and no text
 
     @property
     def use(self) -> Use:
-        """What it is for."""
+        """Return what the model is for."""
         if self.pooling == _RANK:
             return "rerank"
         return "embedding" if self.pooling or self.architecture in ENCODERS else "completion"
 
     @classmethod
     def of(cls, path: Path) -> ModelMetadata:
-        """Of a GGUF file or a folder. Raises ModelUnreadable for a damaged or truncated file."""
+        """Read a GGUF file or a folder. Raises ModelUnreadable for a damaged or truncated file."""
         return _of_folder(path) if path.is_dir() else _of_file(check_gguf(path))
 
     def has_vocabulary_of(self, other: ModelMetadata) -> bool:
-        """Whether both number the same tokens, but for a few and for padding."""
+        """Return whether both number the same tokens, except a few, and padding."""
         size = min(len(self.tokens), len(other.tokens))
         if not size or abs(len(self.tokens) - len(other.tokens)) > _PADDING:
             return False
@@ -72,7 +72,7 @@ class ModelMetadata:
 
 
 def _of_folder(path: Path) -> ModelMetadata:
-    """A folder of config.json, safetensors and tokenizer.json."""
+    """Read a folder with config.json, safetensors and tokenizer.json."""
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
         spelled = json.loads((path / "tokenizer.json").read_text("utf-8"))
@@ -107,7 +107,7 @@ def _of_file(path: Path) -> ModelMetadata:
 
 
 class _Reader:
-    """Reads a GGUF file from its beginning. Raises ValueError and struct.error beyond its end."""
+    """Read a GGUF file from its beginning. Raises ValueError and struct.error beyond its end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 4
@@ -139,7 +139,7 @@ class _Reader:
         )
 
     def _tensors(self, count: int, entries: dict[str, Any]) -> tuple[int, int]:
-        """Weights in all, and where the last one ends."""
+        """Return the number of weights, and where the last one ends."""
         num_params, ends = 0, [0]
         for _ in range(count):
             self._text()

@@ -16,15 +16,16 @@ _FIRST = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[ \t]*FROM[ \t]+\S", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Modelfile:
-    """References, as `models.resolve` takes them; paths are relative to the Modelfile's folder."""
+    """Hold references, as `models.resolve` takes them; paths are relative to the Modelfile's
+    folder."""
 
     target: str
     draft: str | None
 
     @classmethod
     def read(cls, reference: str) -> Modelfile | None:
-        """The Modelfile that a reference names; None if it names anything else. Raises
-        ModelUnreadable for one with an adapter, which would change the text."""
+        """Return the Modelfile that a reference names; None if it names anything else. Raises
+        ModelUnreadable if it has an adapter, which would change the text."""
         text = _text_of(reference)
         if text is None or not _FIRST.match(text):
             return None
@@ -40,7 +41,7 @@ class Modelfile:
 
 
 def _text_of(reference: str) -> str | None:
-    """The text of a small text file."""
+    """Return the text of a small text file."""
     try:
         path = Path(reference).expanduser()
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:

@@ -1,7 +1,6 @@
-"""Find Ollama's models by their names, through the manifests that Ollama writes, and the names of
-its files.
+"""Find Ollama's models by their names, through the manifests that Ollama writes.
 
-`manifests/<host>/<namespace>/<model>/<tag>` lists a model's layers by digest; the layer of the
+`manifests/<host>/<namespace>/<model>/<tag>` lists a model's layers by digest. The layer of the
 weights is the GGUF file `blobs/sha256-<digest>`. Files are only read.
 """
 
@@ -20,7 +19,7 @@ from duodec.models.metadata import ModelMetadata
 
 _HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _KIND = "application/vnd.ollama.image."
-_FOLDERS = (  # of Ollama as a user's program, as the service of its installer, and of distributions
+_FOLDERS = (  # Ollama run by a user, as its installer's service, and as a distribution's
     "~/.ollama/models", "/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models",
     "/var/lib/ollama",
 )  # fmt: skip
@@ -31,20 +30,22 @@ _MOST_MODELS = 400
 
 @dataclass(frozen=True)
 class OllamaModel:
-    """A model by its name (`qwen2.5-coder:1.5b`), and the layers of its manifest."""
+    """Name a model (`qwen2.5-coder:1.5b`) with the layers of its manifest."""
 
     name: str
     folder: Path
-    digests: tuple[tuple[str, str], ...]  # of each layer: its kind, such as "model", and its digest
+    digests: tuple[tuple[str, str], ...]  # kind of each layer, such as "model", and its digest
 
     @property
     def blob(self) -> Path | None:
-        """The file of its weights; None if there is none, or not on this machine yet."""
+        """Return the file of its weights; None if there is none, or it is not on this machine
+        yet."""
         return self._layer("model")
 
     @property
     def projector(self) -> Path | None:
-        """The file by which it sees pictures; None if there is none, or not on this machine."""
+        """Return its projector for pictures; None if there is none, or it is not on this
+        machine."""
         return self._layer("projector")
 
     def _layer(self, kind: str) -> Path | None:
@@ -53,7 +54,8 @@ class OllamaModel:
 
     @property
     def file(self) -> Path:
-        """Raises ModelUnreadable for what is not one whole GGUF file, with the remedy."""
+        """Return the file of its weights. Raises ModelUnreadable, with the remedy, if it is not one
+        whole GGUF file."""
         kinds = {kind for kind, _ in self.digests}
         if "adapter" in kinds:
             raise ModelUnreadable(
@@ -73,7 +75,7 @@ class OllamaModel:
 
 
 def installed() -> list[OllamaModel]:
-    """Ollama's models on this machine, by name."""
+    """Return Ollama's models on this machine, by name."""
     found: dict[str, OllamaModel] = {}
     for folder in _folders():
         for manifest in _manifests(folder):
@@ -83,8 +85,8 @@ def installed() -> list[OllamaModel]:
 
 
 def find(reference: str) -> OllamaModel | None:
-    """The model that a name means, as `ollama run` reads it: without a tag, `latest`; capital
-    letters mean nothing. None if Ollama has no such model."""
+    """Return the model that a name means, as `ollama run` reads it: without a tag it is `latest`,
+    and capital letters do not matter. None if Ollama has no such model."""
     if not _NAME.fullmatch(reference) or reference in (".", ".."):
         return None
     name = _in_full(reference)
@@ -92,8 +94,8 @@ def find(reference: str) -> OllamaModel | None:
 
 
 def name_of(reference: str) -> str:
-    """A model's name for people: the reference as it was written; for a path to a file that a
-    program named by its digest, Ollama's name, or else the file's own (`general.name`)."""
+    """Return a model's name for people: the reference as it was written. For a path that is named
+    by a digest it is Ollama's name, or else the file's own (`general.name`)."""
     path = Path(reference)
     if not _DIGEST.fullmatch(path.name):
         return reference
@@ -107,7 +109,7 @@ def name_of(reference: str) -> str:
 
 
 def unreadable_folder() -> Path | None:
-    """A folder of Ollama's that this user may not read."""
+    """Return a folder of Ollama's that this user may not read."""
     return next((f for f in _folders() if not os.access(f, os.R_OK | os.X_OK)), None)
 
 
@@ -144,7 +146,8 @@ def _read(folder: Path, manifest: Path) -> OllamaModel | None:
 
 
 def _shortest(manifest: Path) -> str:
-    """As `ollama list` writes it: without the host and the namespace of its own library."""
+    """Return the name as `ollama list` writes it: without the host and the namespace of its own
+    library."""
     host, namespace, model, tag = manifest.parts[-4:]
     parts = [model]
     if (host, namespace) != (_HOST, _NAMESPACE):
@@ -153,7 +156,7 @@ def _shortest(manifest: Path) -> str:
 
 
 def _in_full(name: str) -> str:
-    """A name with all its parts, to be compared."""
+    """Return a name with all its parts, for comparison."""
     path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", _TAG)
     parts = path.split("/")
     parts = [*(_HOST, _NAMESPACE)[: 3 - len(parts)], *parts]

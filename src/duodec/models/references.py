@@ -18,10 +18,10 @@ _HUB = re.compile(
 
 
 def parse_hub(reference: str) -> HubFile | None:
-    """The hub's file that a reference names; None if it names none.
+    """Return the hub's file that a reference names; None if it names none.
 
-    Without a prefix only `owner/repo[:quant][@rev]` counts, and only if it cannot be a
-    mistyped path. Raises ModelNotFound for `hf:` with anything else after it.
+    Without a prefix only `owner/repo[:quant][@rev]` counts, and only if it cannot be a mistyped
+    path. Raises ModelNotFound for `hf:` with anything else after it.
     """
     text = reference.strip()
     url = _URL.fullmatch(text)

@@ -29,7 +29,7 @@ from duodec.models.downloads.hub import HubFile, hub_listing, is_projector, part
 from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weights, is_model_folder
 from duodec.models.references import parse_hub
 
-_HEADS = (  # weights of a target's heads, as they are published
+_HEADS = (  # usual names of the weights of a target's heads
     "medusa_lm_head.safetensors", "medusa_lm_head.pt", "hydra_lm_head.safetensors",
     "hydra_lm_head.pt", "model.safetensors", "pytorch_model.bin",
 )  # fmt: skip
@@ -40,9 +40,8 @@ Format = Literal["gguf", "safetensors"]
 
 
 def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False) -> Format:
-    """The format of the model that a reference names; ``prefer`` decides for a repository of the
-    hub that holds both. Fetches only a list of files. Raises what `resolve` raises.
-    """
+    """Return the format of the model that a reference names. ``prefer`` decides for a repository of
+    the hub that holds both. It fetches only a list of files. Raises what `resolve` raises."""
     if reference.strip().lower() in ALIASES:
         return "gguf"
     path = _existing(reference)
@@ -61,8 +60,8 @@ def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False)
 
 
 def check_reference(reference: str) -> None:
-    """Raises ModelNotFound for what names neither an alias, a file or folder, a model of Ollama's,
-    nor a repository of the hub, and ModelUnreadable. Fetches nothing."""
+    """Raise ModelNotFound for what names neither an alias, a file or folder, a model of Ollama's,
+    nor a repository of the hub, and ModelUnreadable. Nothing is fetched."""
     is_known = reference.strip().lower() in ALIASES or _existing(reference) is not None
     if not is_known and ollama.find(reference) is None and parse_hub(reference) is None:
         raise _not_found(reference)
@@ -74,8 +73,8 @@ def resolve_folder(
     offline: bool = False,
     check: Callable[[Path], object] = lambda folder: None,
 ) -> ModelFile:
-    """The folder with config.json and safetensors that a reference names, downloaded if needed;
-    ``check`` gets it before its weights are fetched. Raises what `resolve` raises, and what
+    """Return the folder with config.json and safetensors that a reference names, downloaded if
+    needed; ``check`` gets it before its weights are fetched. Raises what `resolve` raises, and what
     ``check`` does."""
     path = _existing(reference)
     if path is not None:
@@ -87,8 +86,8 @@ def resolve_folder(
 
 
 def resolve_heads(reference: str, *, offline: bool = False) -> Path:
-    """The folder of the heads that a reference names, downloaded if needed: config.json and the
-    weights. Raises what `resolve` raises."""
+    """Return the folder of the heads that a reference names, downloaded if needed: config.json and
+    the weights. Raises what `resolve` raises."""
     path = _existing(reference)
     if path is not None:
         return path
@@ -109,7 +108,7 @@ def resolve_heads(reference: str, *, offline: bool = False) -> Path:
 def resolve(
     reference: str, *, offline: bool = False, on_progress: Progress | None = None
 ) -> ModelFile:
-    """The file that a reference names, downloaded if needed.
+    """Return the file that a reference names, downloaded if needed.
 
     `on_progress` is called during downloads from packages; without it a bar is drawn on stderr, on
     a terminal only. `offline`, or HF_HUB_OFFLINE in the environment, allows only the disk. Raises
@@ -131,9 +130,10 @@ def resolve(
 
 
 def find_projector(reference: str, path: Path, *, offline: bool = False) -> Path | None:
-    """The file by which a GGUF model sees pictures, of the model that a reference names and whose
-    file is at ``path``: Ollama's own, the one in its repository, downloaded if needed, or the one
-    beside it that bears its name. None if there is none. Raises what `resolve` raises."""
+    """Return the projector with which a GGUF model sees pictures. ``path`` is the file of the model
+    that the reference names. The projector is Ollama's own, the one in its repository, downloaded
+    if needed, or the file of its name in the same folder. None if there is none. Raises what
+    `resolve` raises."""
     if _existing(reference) is None and (model := ollama.find(reference)):
         return model.projector
     hub = parse_hub(reference) if _existing(reference) is None else None
@@ -152,19 +152,20 @@ def find_projector(reference: str, path: Path, *, offline: bool = False) -> Path
 
 
 def _rank(name: str) -> int:
-    """The place of a projector among those of one model, by its format: the first is taken."""
+    """Return the rank of a projector among those of one model, by its format; the first is
+    taken."""
     return next((i for i, kind in enumerate(_PRECISE) if kind in name.lower()), len(_PRECISE))
 
 
 def _belongs(projector: str, model: str) -> bool:
-    """Whether the names of two files in one folder are those of one model."""
+    """Return whether two files in one folder belong to one model, by their names."""
     rest = _FORMAT.sub("", projector.lower().removesuffix(".gguf").replace("mmproj", ""))
     rest = rest.strip("-_.")
     return model.lower().startswith(rest) if rest else True
 
 
 def _existing(reference: str) -> Path | None:
-    """The path that a reference names, if it exists. Raises ModelUnreadable."""
+    """Return the path that a reference names, if it exists. Raises ModelUnreadable."""
     try:
         path = Path(reference).expanduser()
         return path if reference and path.exists() else None
@@ -172,12 +173,12 @@ def _existing(reference: str) -> Path | None:
         raise ModelUnreadable(
             f"cannot read {reference}: {error.strerror}; check its owner and its folder's"
         ) from error
-    except (OSError, RuntimeError, ValueError):  # too long, no such user: not a path
+    except (OSError, RuntimeError, ValueError):  # too long, or no such user: not a path
         return None
 
 
 def cached_models() -> list[CachedModel]:
-    """Every alias, present or not, then Ollama's models, then every GGUF file in the hub's
+    """Return every alias, present or not, then Ollama's models, then every GGUF file in the hub's
     cache."""
     of_ollama = [
         CachedModel(model.name, model.blob, model.blob.stat().st_size, None, _OLLAMA)
@@ -191,7 +192,7 @@ def _resolve_alias(
     alias: Alias, reference: str, offline: bool, on_progress: Progress | None
 ) -> ModelFile:
     faults: list[DuodecError] = []
-    for source in alias.sources:  # the disk first, whatever the order of the sources
+    for source in alias.sources:  # the disk comes first, whatever the order of the sources
         path = source.cached(alias)
         if path is not None:
             try:
@@ -216,7 +217,7 @@ def _resolve_alias(
 
 
 def _place(source: Source) -> Path:
-    """The folder in which its files lie."""
+    """Return the folder in which its files lie."""
     return hub_folder() if isinstance(source, HubFile) else cache_folder()
 
 
@@ -240,7 +241,7 @@ def _hub_is_offline() -> bool:
 
 
 def _not_found(reference: str) -> ModelNotFound:
-    """What a reference that names nothing looks like, and what was meant perhaps."""
+    """Return the error for a reference that names nothing; it suggests what may be meant."""
     is_path = "/" in reference or reference.endswith(".gguf")
     what = f"no such file: {reference}" if is_path else f"no model {reference!r}"
     return ModelNotFound(f"{what}: {_did_you_mean(reference)}")
@@ -272,10 +273,10 @@ _NOT_FETCHED = {
 
 
 def remove(file: ModelFile) -> int:
-    """Delete a model's files, as `resolve` or `resolve_folder` found them; returns the bytes freed.
+    """Delete a model's files, as `resolve` or `resolve_folder` found them; return the bytes freed.
 
-    Raises ModelNotFound for what was not fetched: a file of the user, or one of this package; and
-    CacheUnwritable.
+    Raises ModelNotFound for what was not fetched: a file of the user, or one of this package.
+    Raises CacheUnwritable.
     """
     if file.source in _NOT_FETCHED:
         raise ModelNotFound(
@@ -294,7 +295,8 @@ def remove(file: ModelFile) -> int:
 
 
 def _unlink(path: Path) -> int:
-    """Delete a file, and what only it links to: the hub's cache keeps contents apart from names."""
+    """Delete a file and its content, unless other links use it: the hub's cache keeps contents
+    apart from names."""
     content = path.resolve()
     size = content.stat().st_size
     path.unlink()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from duodec.core.protocols import Vocabulary
 
-_PADDING = 512  # a vocabulary may be padded by up to so many tokens that are never drawn
+_PADDING = 512  # a vocabulary may be padded by this many tokens that are never drawn
 
 
 def difference(target: Vocabulary, draft: Vocabulary, *, stride: int = 1) -> str | None:
-    """How two vocabularies differ, in words; None where they are one. Compares every
+    """Return how two vocabularies differ, in words; None if they are one. It compares every
     ``stride``-th token and the special ones.
 
     A draft that numbers a few tokens differently costs speed, but never changes the text.

@@ -1,6 +1,5 @@
-"""Inner loops in C++: what stands between two forward passes and is too slow in Python; and signal
-handlers that work while Python does not.
+"""Run in C++ the inner loops that are too slow in Python between two forward passes.
 
-They are compiled when duodec is built. `tests/fakes/oracles.py` has the loops in Python, with the
-same results.
+The library also has signal handlers that work while Python does not. It is compiled when duodec is
+built. `tests/fakes/oracles.py` has the loops in Python, with the same results.
 """

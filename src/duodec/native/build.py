@@ -1,6 +1,6 @@
 """Compile the inner loops, once for these sources: python -m duodec.native.build
 
-Standard library only: the package's build runs this file before anything is installed.
+It uses only the standard library: the package's build runs this file before anything is installed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# without contraction, so that a product and a sum have the bits that Python gives them
+# Without contraction, a product and a sum have the bits that Python gives them.
 _OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
 _COMPILERS = ("c++", "g++", "clang++")
 _LONGEST_S = 120
 
 
 class BuildFailed(Exception):
-    """There is no compiler, or it fails: one line, with the remedy."""
+    """Raised if there is no compiler, or it fails: one line, with the remedy."""
 
 
 def library_path() -> Path:
-    """Where the library of these sources for this machine lies, once it is built."""
+    """Return where the library of these sources lies on this machine once it is built."""
     texts = [(file.name, file.read_bytes()) for file in _sources()]
     what = (texts, _OPTIONS, platform.system(), platform.machine())
-    # a folder below: what looks for modules beside the sources would take it for one
+    # It lies in a subfolder, because tools that look for modules beside the sources would take it
+    # for one.
     return FOLDER / "lib" / f"inner-loops-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"
 
 
 def build() -> Path:
-    """Compile the library, if that was not done already. Raises BuildFailed."""
+    """Compile the library, unless that was already done. Raises BuildFailed."""
     path = library_path()
     if not path.exists():
         try:
@@ -51,7 +52,7 @@ def _sources() -> list[Path]:
 
 
 def _compiler() -> list[str]:
-    """The environment's CXX, or one of the usual names."""
+    """Return the environment's CXX, or one of the usual names."""
     named = [name for name in _COMPILERS if shutil.which(name)]
     compiler = shlex.split(os.environ.get("CXX", "")) or named[:1]
     if not compiler or not shutil.which(compiler[0]):
@@ -64,7 +65,7 @@ def _compiler() -> list[str]:
 
 
 def _compile(files: list[Path], path: Path) -> None:
-    """Raises BuildFailed and OSError."""
+    """Compile the files. Raises BuildFailed and OSError."""
     compiler = _compiler()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)
@@ -84,7 +85,7 @@ def _compile(files: list[Path], path: Path) -> None:
                 "C++17 in CXX"
             )
         made.chmod(0o755)
-        made.replace(path)  # at once: others may be doing the same
+        made.replace(path)  # in one step: other processes may be doing the same
 
 
 if __name__ == "__main__":

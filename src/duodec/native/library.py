@@ -1,7 +1,7 @@
 """Load the compiled inner loops and call them.
 
-Calls keep Python's lock, so that nothing in them is seen half done. They take microseconds; to read
-a long prompt and to forget half of a store takes milliseconds.
+Calls keep Python's lock, so no other thread sees a half-finished change. They take microseconds;
+reading a long prompt and forgetting half of a store take milliseconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Union
 from duodec.errors import BackendUnavailable
 from duodec.native.build import library_path
 
-MAX_ORDER = 3  # tokens of a context of a recycled row
-NUM_CANDIDATES = 8  # of a row, to make drafts of
+MAX_ORDER = 3  # tokens in the context of a recycled row
+NUM_CANDIDATES = 8  # candidates kept per row for drafts
 
 Numbers = Union["array[int]", "array[float]"]
 
@@ -81,7 +81,7 @@ _RESULTS_AND_ARGUMENTS = {
 
 @cache
 def library() -> PyDLL:
-    """The library, loaded once. Raises BackendUnavailable where it was not built: in a checkout
+    """Return the library, loaded once. Raises BackendUnavailable if it was not built: in a checkout
     that was not set up, or whose C++ files have changed since."""
     path = library_path()
     try:
@@ -100,14 +100,14 @@ def library() -> PyDLL:
 
 
 class Handle:
-    """An object in the library, which is freed with this one and cannot be copied."""
+    """Own an object in the library, which is freed with this one and cannot be copied."""
 
     def __init__(self, kind: str, *sizes: int) -> None:
-        """``kind`` is the middle of its functions' names."""
+        """``kind`` is the middle part of its functions' names."""
         self.library = library()
         self.address: int = getattr(self.library, f"duodec_{kind}_new")(*sizes)
         free = getattr(self.library, f"duodec_{kind}_free")
-        # not at exit: a thread may be in it still
+        # Not at exit, because a thread may still be in it.
         weakref.finalize(self, free, self.address).atexit = False
 
     def __reduce__(self) -> Any:
@@ -115,5 +115,5 @@ class Handle:
 
 
 def address(numbers: Numbers) -> int:
-    """Where an array's numbers are, until it grows."""
+    """Return the address of an array's numbers, valid until it grows."""
     return numbers.buffer_info()[0]

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from duodec.native.library import address, library
 
 BestTwo = tuple[Sequence[int], Sequence[float]]
-"""Two tokens, the better one first, and their scores; one of a row that has only one."""
+"""Two tokens, the better one first, and their scores; only one if the row has only one."""
 Best = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Tokens, best first, and how likely each is."""
 
 
 def top(row: NDArray[np.float32], k: int) -> NDArray[np.int64] | None:
-    """The k largest entries, largest first, lowest token first among equals; None for a row that
-    has a NaN."""
+    """Return the k largest entries, largest first, lowest token first among equals; None for a row
+    that has a NaN."""
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens = np.empty(min(k, len(row)), dtype=np.int64)
     count = library().duodec_top(row.ctypes.data, len(row), len(tokens), tokens.ctypes.data)
@@ -26,7 +26,7 @@ def top(row: NDArray[np.float32], k: int) -> NDArray[np.int64] | None:
 
 
 def best_two(row: NDArray[np.float32]) -> BestTwo | None:
-    """The two largest entries, as `top`; None for a row that has a NaN."""
+    """Return the two largest entries, as `top`; None for a row that has a NaN."""
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens, scores = array("q", (0, 0)), array("f", (0.0, 0.0))
     count = library().duodec_best_two(row.ctypes.data, len(row), address(tokens), address(scores))
@@ -34,19 +34,19 @@ def best_two(row: NDArray[np.float32]) -> BestTwo | None:
 
 
 def likeliest(row: NDArray[np.float32], k: int) -> Best | None:
-    """The k likeliest tokens with their probabilities; None for a row whose largest logit is not
-    finite."""
+    """Return the k likeliest tokens with their probabilities; None for a row whose largest logit is
+    not finite."""
     return _best(library().duodec_likeliest, row, k)
 
 
 def candidates(row: NDArray[np.float32], k: int) -> Best | None:
-    """The k likeliest tokens with the softmax of their logits; None as above."""
+    """Return the k likeliest tokens with the softmax of their logits; None as above."""
     return _best(library().duodec_candidates, row, k)
 
 
 def noisy(row: NDArray[np.float32], k: int, head: int, temperature: float, key: int) -> Best | None:
-    """The k best of the ``head`` likeliest tokens by logit over temperature plus the noise of
-    ``key``, with the softmax of all their scores; None as above."""
+    """Return the k best of the ``head`` likeliest tokens by logit over temperature plus the noise
+    of ``key``, with the softmax of all their scores; None as above."""
     return _best(library().duodec_noisy, row, k, head, 1 / temperature, key)
 
 

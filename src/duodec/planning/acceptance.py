@@ -13,15 +13,15 @@ from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
 from duodec.drafting import constants
 
-NUM_RANKS = 4  # first, second, third, later
-# where all bins of confidence but the first begin: finer near 0
+NUM_RANKS = 4  # the ranks are first, second, third, and later
+# Every bin of confidence but the first begins at one of these. Bins are finer near 0.
 EDGES = [(i / constants.NUM_BINS) ** 2 for i in range(1, constants.NUM_BINS)]
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Stands for ``weight`` labels of a node's candidates: how often the target's token is the
-    first one, the second, the third, and a later one."""
+    """Stand for ``weight`` labels of a node's candidates: how often the target's token is the first
+    one, the second, the third, and a later one."""
 
     right: tuple[float, float, float, float]
     weight: float = constants.PRIOR_WEIGHT
@@ -29,7 +29,8 @@ class Prior:
 
 EXPECTED = Prior(constants.EXPECTED)
 HOPED = Prior(constants.HOPED, constants.HOPED_WEIGHT)
-"""Of a draft model that drafts only if it is expected to pay, so that labels cost something."""
+"""The prior of a draft model that drafts only if it is expected to pay: its labels cost
+something."""
 
 
 def _cell(confidence: float, rank: int) -> int:
@@ -37,26 +38,28 @@ def _cell(confidence: float, rank: int) -> int:
 
 
 class Acceptance:
-    """Acceptance by confidence and rank, for one source of candidates.
+    """Estimate acceptance by confidence and rank, for one source of candidates.
 
     A candidate is labelled when its parent turns out to be part of the text, whether it was scored
-    or not; under a refused node nothing is known. The prior is the confidence itself.
+    or not. Under a rejected node nothing is known. The prior is the confidence itself.
     """
 
     def __init__(self) -> None:
-        # the compiled library keeps their addresses: they are never replaced and never grow
+        # The compiled library keeps the addresses of these arrays, so they are never replaced and
+        # never grow.
         num_cells = constants.NUM_BINS * NUM_RANKS
-        self.num_right = array("d", [0.0]) * num_cells  # labels of 1, by bin and rank
+        # These count right candidates, and all candidates, by bin and rank.
+        self.num_right = array("d", [0.0]) * num_cells
         self.num_seen = array("d", [0.0]) * num_cells
-        # the same for whole sets of candidates: which of them was right, of how many sets
+        # These count whole sets of candidates: the rank that was right, and the number of sets.
         self._right_by_rank = [0.0] * NUM_RANKS
         self._num_sets = 0.0
-        self._covered: dict[Prior, list[float]] = {}  # until there are more labels
+        self._covered: dict[Prior, list[float]] = {}  # cached until more labels arrive
 
     @classmethod
     def doubting(cls, share: float) -> Acceptance:
-        """One that begins with labels: the best candidates are expected to be right ``share`` times
-        as often as they say, half at least."""
+        """Start with labels that lower the estimates: the best candidates are expected to be right
+        ``share`` times as often as their confidence says. ``share`` is at least 0.5."""
         known = cls()
         for bin_, (low, high) in enumerate(pairwise((0.0, *EDGES, 1.0))):
             known.num_seen[bin_ * NUM_RANKS] = constants.PRIOR_WEIGHT
@@ -66,7 +69,8 @@ class Acceptance:
         return known
 
     def estimate(self, confidence: float, rank: int) -> float:
-        """The likelihood that a candidate is the target's token, given that its parent is."""
+        """Return the likelihood that a candidate is the target's token, given that its parent
+        is."""
         cell = _cell(confidence, rank)
         right = self.num_right[cell] + constants.PRIOR_WEIGHT * confidence
         return right / (self.num_seen[cell] + constants.PRIOR_WEIGHT)
@@ -78,8 +82,8 @@ class Acceptance:
         is_right: Sequence[bool],
         weight: float = 1.0,
     ) -> None:
-        """Add labels of siblings, each of that weight."""
-        # a dozen numbers: loops are faster than arrays here
+        """Label siblings; each label counts ``weight``."""
+        # There are about a dozen numbers, for which loops are faster than arrays.
         for confidence, rank, right in zip(confidences, ranks, is_right, strict=True):
             cell = _cell(confidence, rank)
             if self.num_seen[cell] >= constants.MEMORY:
@@ -89,8 +93,8 @@ class Acceptance:
             self.num_seen[cell] += weight
 
     def covered(self, prior: Prior = EXPECTED) -> list[float]:
-        """The likelihood that the target's token is the first of an expanded node's candidates, one
-        of the first two, ..., any of them."""
+        """Return the likelihood that the target's token is the first candidate of an expanded node,
+        one of the first two, ..., any of them."""
         if prior not in self._covered:
             weight = self._num_sets + prior.weight
             pairs = zip(self._right_by_rank, prior.right, strict=True)
@@ -99,7 +103,7 @@ class Acceptance:
         return self._covered[prior]
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
-        """Add labels of all candidates of a draft model at a node, best first."""
+        """Label all candidates of a draft model at a node, best first."""
         self.observe(confidences, range(len(confidences)), is_right, constants.MODEL_LABEL)
         if self._num_sets >= constants.MEMORY:
             self._right_by_rank = [right * 0.5 for right in self._right_by_rank]
@@ -110,7 +114,7 @@ class Acceptance:
         self._covered.clear()
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int], node: int = ROOT) -> None:
-        """Label the tree's candidates along the tokens that were generated, from ``node`` on."""
+        """Label the tree's candidates along the generated tokens, from ``node`` on."""
         for token in tokens:
             if not tree.is_expanded(node):
                 return
@@ -122,8 +126,9 @@ class Acceptance:
             node = children[is_right.index(True)]
 
     def unexpanded(self, cursor: TreeCursor, num: int) -> float:
-        """The summed value of the ``num`` likeliest nodes under a place that have no successors
-        yet; a node's value is the likelihood that it and all above it come true."""
+        """Return the summed value of the ``num`` likeliest nodes below the cursor that have no
+        successors yet. A node's value is the likelihood that the node and all of its ancestors are
+        right."""
         if not cursor.is_expanded:
             return 1.0
         tree, total = cursor.tree, 0.0

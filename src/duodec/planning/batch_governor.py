@@ -10,19 +10,21 @@ from duodec.planning.trial import Rate
 
 
 def level(num_requests: int) -> int:
-    """The level of a batch; batches of one level are judged together: 2, 3 to 4, 5 to 8, ... A
-    request alone has level 0."""
+    """Return the level of a batch size. Sizes of one level are judged together: 2, 3 to 4, 5 to 8,
+    ... A single request has level 0."""
     return max(0, num_requests - 1).bit_length()
 
 
 class BatchGovernor:
-    """A request that probes plain decoding learns nothing while others slow its forward passes, so
-    all requests probe together. Batch sizes are judged apart by powers of two, and a larger batch
-    begins with the choice of a smaller one: the larger it is, the less is idle.
+    """Choose the sources of drafts for all requests of a batch together.
 
-    On cores that a drafter shares, it leaves ``cores_for_target`` to the target (None: the target
-    computes elsewhere). On such cores a batch runs some forward passes before drafts are tried, and
-    a draft model works only if the work without it would fit in those cores.
+    One request alone cannot probe plain decoding while others slow its forward passes, so all
+    requests probe together. Batch sizes are judged separately by powers of two. A larger batch
+    begins with the choice of a smaller one, since the larger it is, the fewer cores are idle.
+
+    Where a drafter shares cores with the target, it leaves ``cores_for_target`` to the target
+    (None: the target computes elsewhere). On such cores a batch runs some forward passes before
+    drafts are tried, and a draft model works only if the work without it would fit in those cores.
     """
 
     def __init__(self, cores_for_target: int | None = None) -> None:
@@ -38,28 +40,28 @@ class BatchGovernor:
             hopeless=constants.HOPELESS_OF_BATCH,
             backoff=constants.BACKOFF_OF_BATCH,
         )
-        self._regimes: list[_Regime] = []  # of levels 1, 2, ...
+        self._regimes: list[_Regime] = []  # by level, from 1
         self._now = self._last = _Cycle(0, Sources.ALL, Sources.ALL)
         self._num_tokens = 0
         self._is_asked = False
 
     def sources(self) -> Sources:
-        """The sources for a request that could draft. Passes before which none called this are not
-        judged."""
+        """Return the sources for a request that could draft. A forward pass is judged only if this
+        was called before it."""
         self._is_asked = True
         return self._now.sources
 
-    def took(self, num_tokens: int) -> None:
+    def count_tokens(self, num_tokens: int) -> None:
         """Count the tokens that a forward pass gave a request."""
         self._num_tokens += num_tokens
 
     def cycle(
         self, num_requests: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
     ) -> None:
-        """End a forward pass, when this process has computed for ``busy_s`` seconds in all. Its
-        number of tokens is known by the end of the next pass."""
-        if num_requests < 2:  # its own governor decides
-            # what is planned before the first pass of several
+        """End a forward pass. This process has computed for ``busy_s`` seconds in all. The number
+        of tokens of the pass is known by the end of the next one."""
+        if num_requests < 2:  # a single request has its own governor
+            # This is planned before the first forward pass of several requests.
             next_ = Sources.ALL if self._cores_for_target is None else Sources.NONE
             self._last = self._now = _Cycle(num_requests, next_, Sources.ALL, end_s, busy_s)
             self._num_tokens, self._is_asked = 0, False
@@ -82,36 +84,37 @@ class BatchGovernor:
         self._now = _Cycle(num_requests, sources, most, end_s, busy_s)
 
     def _regime(self, num_requests: int) -> _Regime:
-        """Of several requests: what one alone finds does not hold for them."""
+        """Return the regime of several requests. What a single request finds does not hold for
+        them."""
         while len(self._regimes) < level(num_requests):
             fewer = self._regimes[-1].governor if self._regimes else self._first
             trial = constants.TRIAL_OF_BATCH if len(self._regimes) < 2 else constants.SOONEST
-            self._regimes.append(_Regime(replace(fewer.anew(), trial=trial)))
+            self._regimes.append(_Regime(replace(fewer.fresh(), trial=trial)))
         return self._regimes[level(num_requests) - 1]
 
 
 @dataclass
 class _Regime:
-    """Batch sizes that are judged together."""
+    """Judge a range of batch sizes together."""
 
     governor: Governor
-    # busy while no draft model works
+    # This rate counts the cores that are busy while no draft model works.
     cores: Rate = field(default_factory=lambda: Rate(constants.FADE))
 
     def most(self, cores_for_target: int | None) -> Sources:
-        """The most sources allowed."""
+        """Return the most sources allowed."""
         has_room = cores_for_target is None or self.cores.value <= cores_for_target
         return Sources.ALL if has_room else Sources.FREE
 
 
 @dataclass(frozen=True)
 class _Cycle:
-    """From the end of one forward pass to the end of the next."""
+    """Record the time from the end of one forward pass to the end of the next."""
 
     num_requests: int
-    sources: Sources  # that its drafts were planned with
-    most: Sources  # that were possible
+    sources: Sources  # sources that its drafts were planned with
+    most: Sources  # most sources that were possible
     begin_s: float = 0.0
     begin_busy_s: float = 0.0
     seconds: float = 0.0
-    is_known: bool = False  # measured, without other work
+    is_known: bool = False  # it was measured without other work

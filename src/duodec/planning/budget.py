@@ -31,9 +31,9 @@ class Line:
     cheap enough to be tried: what is never tried is never measured."""
 
     def __init__(self) -> None:
-        # passes of several requests without drafts and with drafts
+        # These are forward passes of several requests, without drafts and with drafts.
         self._seen: tuple[deque[tuple[int, float]], ...] = (deque(), deque())
-        # sums over rows n and seconds s: n, s, n * n, n * s
+        # These are sums over rows n and seconds s: n, s, n * n, n * s.
         self._n = self._s = self._nn = self._ns = 0.0
 
     def observe(self, num_rows: int, seconds: float, *, is_drafted: bool = False) -> None:
@@ -44,7 +44,7 @@ class Line:
             self._count(*seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:
-        """Expected seconds of a forward pass; 0 before the first one."""
+        """Return the expected seconds of a forward pass; 0 before the first one."""
         if not (num := sum(map(len, self._seen))):
             return 0.0
         mean_rows, mean_s = self._n / num, self._s / num
@@ -63,15 +63,16 @@ class Line:
 
 
 class BatchBudget:
-    """The shared target's costs by the rows of its forward passes, and the rows of each request.
+    """Keep the shared target's costs by the rows of its forward passes, and the rows of each
+    request.
 
-    A scheduler may have several targets: for all requests, for one alone, for methods that read off
-    the path. They are numbered, and each has costs of its own; ``costs`` are those of target 0, and
-    target ``shared`` computes several requests at once.
+    A scheduler may have several targets: one for all requests, one for a single request, one for
+    methods that read rows off the text's path. They are numbered, and each has its own costs.
+    ``costs`` are those of target 0, and target ``shared`` computes several requests at once.
 
-    On cores that a drafter shares it leaves ``cores_for_target`` to the target (None: the target
-    computes elsewhere). On such cores each draft slows the whole batch's forward pass, so nothing
-    is drafted during a prefill.
+    Where a drafter shares cores with the target, it leaves ``cores_for_target`` to the target
+    (None: the target computes elsewhere). On such cores each draft slows the whole batch's forward
+    pass, so nothing is drafted during a prefill.
     """
 
     def __init__(
@@ -83,16 +84,16 @@ class BatchBudget:
         self._line = Line()
         self._governor = BatchGovernor(cores_for_target)
         self._shares_cores = cores_for_target is not None
-        self._num_drafted = Counter[int]()  # forward passes with drafts, by level
+        self._num_drafted = Counter[int]()  # number of forward passes with drafts, by level
         self._given = 0  # draft tokens of the next pass that were granted to requests
-        self._rows: dict[int, int] = {}  # by active slot, in its last pass; 0: none yet
-        self._targets: dict[int, int] = {}  # by active slot, where it is not target 0
+        self._rows: dict[int, int] = {}  # rows in the last pass by active slot; 0: none yet
+        self._targets: dict[int, int] = {}  # target by active slot, where it is not target 0
 
     def observe(
         self, rows: Mapping[int, int], seconds: float, targets: Collection[int] = (0,)
     ) -> None:
-        """Add a forward pass of these targets without prefill, with its rows by slot. It tells
-        nothing of any other target."""
+        """Record a forward pass of these targets without prefill, with its rows by slot. It tells
+        nothing about any other target."""
         num_rows = sum(rows.values())
         is_drafted = num_rows > len(rows) > 1
         if self._shared in targets:
@@ -104,18 +105,19 @@ class BatchBudget:
         self._rows.update((slot, num) for slot, num in rows.items() if slot in self._rows)
 
     def observe_heads(self, slot: int, proposed: Proposed) -> None:
-        """Add what the heads of the slot's target took, which is left out of the pass."""
+        """Record the time that the heads of the slot's target took; the pass does not include
+        it."""
         self.alone(slot).observe_heads(proposed.seconds, proposed.num_levels)
 
-    def took(self, num_tokens: int) -> None:
+    def count_tokens(self, num_tokens: int) -> None:
         """Count the tokens that a forward pass gave a request."""
-        self._governor.took(num_tokens)
+        self._governor.count_tokens(num_tokens)
 
     def ended(
         self, num_requests: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
     ) -> None:
-        """End a forward pass of ``num_requests`` requests, when this process has computed for
-        ``busy_s`` seconds in all; plain work if it had no prefill."""
+        """End a forward pass of ``num_requests`` requests. This process has computed for ``busy_s``
+        seconds in all. ``is_plain_work``: the pass had no prefill."""
         self._given = 0
         self._governor.cycle(num_requests, end_s, busy_s, is_plain_work=is_plain_work)
 
@@ -123,7 +125,7 @@ class BatchBudget:
         self._rows[slot] = 0
 
     def use(self, slot: int, target: int) -> None:
-        """That target computes the slot's request from now on."""
+        """Let ``target`` compute the slot's request from now on."""
         self._targets[slot] = target
 
     def end(self, slot: int) -> None:
@@ -131,16 +133,17 @@ class BatchBudget:
         self._targets.pop(slot, None)
 
     def has_company(self, slot: int) -> bool:
-        """Whether other slots are active."""
+        """Return whether other slots are active."""
         return bool(self._rows.keys() - {slot})
 
     def turn(self, slot: int) -> float:
-        """How much longer the drafter's next step takes for a slot: infinite while other slots are
-        active. Their forward pass does not wait, and missing it costs more than a step gains."""
+        """Return how much longer the drafter's next step takes for a slot: infinitely long while
+        other slots are active. Their forward pass does not wait, and missing it costs more than a
+        step gains."""
         return math.inf if self.has_company(slot) else 1.0
 
     def patience_s(self) -> float:
-        """How long a forward pass waits for requests that are not ready yet."""
+        """Return how long a forward pass waits for requests that are not ready yet."""
         usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
         least_s, most_s = constants.LEAST_PATIENCE_S, constants.MOST_PATIENCE_S
         return min(max(constants.PATIENCE_OF_BATCH * usual_s, least_s), most_s)
@@ -159,20 +162,21 @@ class BatchBudget:
         return base_s * (whole_s / base_s) ** (1 + len(others))
 
     def draft_budget(self) -> int:
-        """Draft tokens that a request may have scored in the next forward pass."""
+        """Return the number of draft tokens that a request may have scored in the next forward
+        pass."""
         num_requests = len(self._rows)
         num_drafted = self._num_drafted[level(num_requests)]
         if num_requests < 2 or num_drafted >= len(constants.FIRST_BUDGETS):
             return sys.maxsize
         budget = constants.FIRST_BUDGETS[num_drafted]
-        # more may have been given when there were more requests, whose budget was larger
+        # More may have been granted while there were more requests, whose budget was larger.
         left = max(0, budget - self._given)
         share = min(left, max(constants.LEAST_SHARE, budget // num_requests))
         self._given += share
         return share
 
     def sources(self) -> Sources:
-        """The most sources that a request may draft from."""
+        """Return the most sources that a request may draft from."""
         if len(self._rows) < 2:
             return Sources.ALL
         return self._sources()
@@ -182,7 +186,7 @@ class BatchBudget:
         return Sources.NONE if self._shares_cores and has_prefill else self._governor.sources()
 
     def alone(self, slot: int) -> Costs:
-        """The costs of the slot's target while it computes nothing else."""
+        """Return the costs of the slot's target while it computes nothing else."""
         return self._of_target(self._targets.get(slot, 0))
 
     def _of_target(self, target: int) -> Costs:
@@ -191,13 +195,13 @@ class BatchBudget:
         return self._by_target[target]
 
     def costs(self, slot: int) -> Costs:
-        """The costs that the slot's planner sees: its own, with the shared target's."""
+        """Return the costs that the slot's planner sees: its own, with the shared target's."""
         return _SlotCosts(self._costs, self, slot)
 
 
 class _SlotCosts(Costs):
-    """One slot's view: the batch's forward pass, which waits for no single slot's drafts. The draft
-    model's costs are the same for all."""
+    """Show a slot the costs of the batch's forward pass, which waits for no single slot's drafts.
+    The draft model's costs are the same for all slots."""
 
     def __init__(self, known: Costs, budget: BatchBudget, slot: int) -> None:
         super().__init__(**vars(known))
@@ -209,7 +213,7 @@ class _SlotCosts(Costs):
     def curve(self, num_tokens: int) -> Sequence[float]:
         if not self._budget.has_company(self._slot):
             return self._budget.alone(self._slot).curve(num_tokens)
-        return [self.forward_s(num) for num in range(num_tokens + 1)]  # others change it
+        return [self.forward_s(num) for num in range(num_tokens + 1)]  # other slots change it
 
     def worst(self, num_tokens: int) -> Sequence[float]:
         if not self._budget.has_company(self._slot):

@@ -47,7 +47,7 @@ _CONSTANTS = array(
     ],
 )
 _Text = MatchSource | StoredSource | HeadSource
-_CERTAIN = array("d", (1.0,))  # of a token whose share is 1, before anything is learned
+_CERTAIN = array("d", (1.0,))  # likelihood of a token whose share is 1, before anything is learned
 _NO_TEXT: tuple[int, ...] = (0,) * 7
 _FIRST_TEXT, _NUM_TEXTS = Kind.OWN_TEXT.value, len(Kind) - Kind.OWN_TEXT
 _REQUEST = Struct(f"{11 + 1 + MAX_ORDER + 1 + _NUM_TEXTS * len(_NO_TEXT) + 3}qddQqq")
@@ -62,9 +62,9 @@ def grow(
     has_branches: bool = True,
     least: float = constants.LEAST_VALUE,
 ) -> None:
-    """Find the likeliest nodes: at most so many, so deep, of at least that value; without branches
-    a chain. The sources are the draft model's tree, the recycled rows, and of each other kind one
-    at most."""
+    """Find the likeliest nodes: at most ``num_tokens``, at most ``depth`` deep, of value ``least``
+    or more. Without branches they form a chain. The sources are the draft model's tree, the
+    recycled rows, and at most one of each other kind."""
     tokens, parents, values = _TOKEN * num_tokens, _TOKEN * num_tokens, _NUMBER * (num_tokens + 1)
     kept: list[Numbers] = []
     selection.depth, selection.least = depth if num_tokens else 0, least
@@ -80,7 +80,7 @@ def grow(
 
 _FIXED_END = Struct("2q2d2q")
 _MOMENT = Struct("28q7d")
-# numbers of what one store of texts proposes
+# This is how many numbers describe what one store of texts proposes.
 _FOUND = 1 + (constants.MAX_MATCH + 2) + constants.MAX_MATCH
 
 
@@ -89,9 +89,9 @@ def propose(
     seconds: Sequence[float], worst: Sequence[float], *, has_branches: bool, least: float,
     trust: float, caution: float, lost: float, most_bet: float, bet: float, more_s: float,
 ) -> int:  # fmt: skip
-    """`grow` a selection at the end of a text and find its `fastest_width`, in one call. Of its
-    sources it is given the draft model's tree, a datastore's and the heads'; rows and the stores of
-    texts are searched here."""
+    """`grow` a selection at the end of a text and find its `fastest_width`, in one call. The
+    selection holds the draft model's tree and the sources of a datastore and of heads; rows and
+    stores of texts are searched here."""
     tree, *given = selection.given
     assert isinstance(tree, TreeSource)
     kept, others = list[Numbers](), [_NO_TEXT, _NO_TEXT]
@@ -119,7 +119,8 @@ def propose(
 
 
 def _fixed(tree: TreeSource, texts: TextSources) -> tuple[bytes, object]:
-    """What all proposals of a completion have in common, as C++ reads it, and what it points to."""
+    """Return what all proposals of a completion have in common, as C++ reads it, and the object
+    that it points to."""
     rows, mixer = texts.rows_after((), 0), texts.memory.mixer
     matches = [MatchSource((), (), (), 1, history) for _, history in texts.stores]
     tables = [
@@ -135,7 +136,7 @@ def _fixed(tree: TreeSource, texts: TextSources) -> tuple[bytes, object]:
 
 
 def _found(texts: TextSources, end: End, found: array[float]) -> list[Source]:
-    """The rows and the matches of a proposal."""
+    """Return the rows and the matches of a proposal."""
     rows = texts.rows_after(end.tokens, end.position)
     sources: list[Source] = [rows]
     for number, (_, history) in enumerate(texts.stores):
@@ -152,9 +153,9 @@ def _found(texts: TextSources, end: End, found: array[float]) -> list[Source]:
 
 
 def learn(selection: Selection, tokens: Sequence[int]) -> None:
-    """Learn from the tokens that came where a selection was grown: each candidate along them was
-    right or not. The sources are asked again: to keep what they all said would cost time between
-    two forward passes."""
+    """Label each candidate along ``tokens``, the tokens that were generated where the selection was
+    grown. The sources are queried again, since keeping their proposals would take time between two
+    forward passes."""
     nodes, parents = array("i", selection.tokens), array("i", selection.parents)
     values, kept = array("d", selection.values), list[Numbers]()
     came, counts = array("i", tokens), array("q", (0, 0))
@@ -166,8 +167,8 @@ def learn(selection: Selection, tokens: Sequence[int]) -> None:
 
 
 def without(selection: Selection, source: Source, tokens: Sequence[int]) -> list[float]:
-    """What the first of these tokens are worth to the other sources, one after the other, as far
-    as these propose them."""
+    """Return what ``tokens`` are worth to the other sources, token by token, until none of them
+    proposes the next one."""
     came, values = array("i", tokens), array("d", bytes(8 * len(tokens)))
     kept: list[Numbers] = []
     count = library().duodec_without(
@@ -179,7 +180,8 @@ def without(selection: Selection, source: Source, tokens: Sequence[int]) -> list
 def _request(
     selection: Selection, kept: list[Numbers], num_tokens: int = 0, *, has_branches: bool = True
 ) -> bytes:
-    """The selection's sources and limits as C++ reads them; ``kept`` holds what it points to."""
+    """Return the selection's sources and limits as C++ reads them. ``kept`` keeps alive what they
+    point to."""
     tree, rows, *others = selection.sources
     assert isinstance(tree, TreeSource)
     assert isinstance(rows, RowSource)
@@ -215,10 +217,10 @@ def fastest_width(
     bet: float,
     more_s: float,
 ) -> int:
-    """How many draft tokens of these values yield the most tokens a second, more by ``caution``
-    than none. ``seconds`` and ``worst`` are the expected and the longest seconds of forward passes
-    over 0, 1, ... of them; one may lose ``lost`` passes and, up to ``most_bet`` more, a
-    share ``bet`` of the tokens that are promised."""
+    """Return how many draft tokens of these values yield the most tokens a second, with a gain over
+    plain decoding of at least ``caution``. ``seconds`` and ``worst`` are the expected and the
+    longest seconds of forward passes over 0, 1, ... draft tokens. A draft may lose ``lost`` passes
+    and, up to ``most_bet`` more, a share ``bet`` of the tokens that it promises."""
     own, likely, most = (array("d", numbers) for numbers in (values, seconds, worst))
     found: int = library().duodec_fastest_width(
         address(own), len(own), address(likely), address(most),
@@ -243,14 +245,15 @@ def _rows(source: RowSource) -> tuple[int, ...]:
 
 
 def _coupling(coupling: Coupling | None) -> tuple[float, int, int, int]:
-    """The power of likelihoods, 0 where nothing is sampled; seed, choice and position."""
+    """Return the power of likelihoods (0 where nothing is sampled), the seed, the choice and the
+    position."""
     if coupling is None:
         return 0.0, 0, 0, 0
     sampler = coupling.sampler
     return coupling.power, sampler.seed, sampler.choice, coupling.position
 
 
-@lru_cache(maxsize=64)  # a text's are the same again and again, and stay where they are
+@lru_cache(maxsize=64)  # texts repeat these arrays, and their addresses must stay valid
 def _addresses(*learned: Acceptance) -> array[int]:
     return array("q", [number for acceptance in learned for number in _table(acceptance)])
 

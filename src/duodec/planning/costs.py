@@ -15,16 +15,16 @@ from duodec.planning.governor import Sources
 from duodec.planning.trial import Trial
 
 _Width = tuple[int, float]
-"""Draft tokens, and the seconds of a forward pass over them."""
+"""A number of draft tokens, and the seconds of a forward pass over them."""
 
 
 class _Recent:
-    """The latest observations; their median is computed once."""
+    """Keep the latest observations; their median is computed once."""
 
     def __init__(self, window: int = constants.WINDOW) -> None:
         self._values = deque[float](maxlen=window)
         self._median: float | None = None
-        self.last = 0  # number of the latest one, among all of its kind
+        self.last = 0  # number of the latest observation, among all of its kind
 
     def __len__(self) -> int:
         return len(self._values)
@@ -44,14 +44,14 @@ class _Recent:
         return min(self._values)
 
     def scale(self, factor: float) -> None:
-        """Multiply all of them."""
+        """Multiply all observations."""
         self._values = deque((factor * value for value in self._values), self._values.maxlen)
         self._median = None
 
 
 @dataclass
 class Costs:
-    """Running medians of the seconds of a target's forward pass and of a draft token."""
+    """Keep running medians of the seconds of a target's forward pass and of a draft token."""
 
     cliff: float = constants.CLIFF
     _forward_s: _Recent = field(default_factory=_Recent)
@@ -62,21 +62,23 @@ class Costs:
     _read_token_s: _Recent = field(default_factory=_Recent)
     _heads_s: _Recent = field(default_factory=_Recent)
     _head_level_s: _Recent = field(default_factory=_Recent)
-    _lately: _Recent = field(default_factory=lambda: _Recent(constants.LATELY))  # without a draft
-    # by number of draft tokens, in forward passes without a draft of that time: a machine that
-    # warms up, or a text that grows, makes all widths faster or slower
+    # These are forward passes without a draft.
+    _lately: _Recent = field(default_factory=lambda: _Recent(constants.LATELY))
+    # Times are kept by number of draft tokens, relative to forward passes without a draft: a
+    # machine that warms up, or a text that grows, makes all widths faster or slower.
     _by_width: dict[int, _Recent] = field(default_factory=dict)
-    # computed from these when asked for; emptied by each observation
-    _measured: list[_Width] = field(default_factory=list)  # what widths cost
-    # what all widths are expected to take, and at most
+    # The fields below are computed when needed; each observation empties them.
+    _measured: list[_Width] = field(default_factory=list)  # cost by width
+    # This is the expected time and the longest time by width.
     _curve: array[float] = field(default_factory=lambda: array("d"))
     _worst: array[float] = field(default_factory=lambda: array("d"))
-    _num_curve: int = 0  # draft tokens that it was asked for, at most
-    _by_size: dict[int, _Recent] = field(default_factory=dict)  # of 0, 1, 2 to 3, 4 to 7, ...
+    _num_curve: int = 0  # most draft tokens requested so far
+    _by_size: dict[int, _Recent] = field(default_factory=dict)  # by size: 0, 1, 2 to 3, 4 to 7, ...
     _leap: _Leap = field(default_factory=lambda: _Leap())
 
     def of_another_target(self) -> Costs:
-        """Costs with the same draft model, of a target whose forward passes are not measured."""
+        """Return costs with the same draft model, for a target whose forward passes are not
+        measured."""
         return replace(
             self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[],
             _curve=array("d"), _worst=array("d"), _leap=_Leap(),
@@ -84,7 +86,7 @@ class Costs:
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
-        """Add a target's forward pass over so many draft tokens, without prefill."""
+        """Record a target's forward pass over ``num_tokens`` draft tokens, without prefill."""
         self._forward_s.observe(seconds)
         self._leap.observe(num_tokens, seconds, self._known)
         if not num_tokens:
@@ -100,15 +102,15 @@ class Costs:
         self._curve, self._worst = array("d"), array("d")
 
     def teach(self, known: Iterable[tuple[int, float]]) -> None:
-        """Let them know what forward passes were measured to take before the first completion: the
-        draft tokens of each, and its seconds."""
+        """Add forward passes that were measured before the first completion: the draft tokens and
+        the seconds of each."""
         for num_tokens, seconds in known:
             for _ in range(constants.FEWEST):
                 self.observe_forward(seconds, num_tokens)
 
     def teach_rows(self, pass_s: Mapping[int, float]) -> None:
-        """The same, by rows: the narrowest is what plain decoding computes. More rows than the
-        widest take two passes of that, so there is no cliff."""
+        """Do the same by rows. The narrowest pass is plain decoding. More rows than the widest take
+        two passes, so there is no cliff."""
         self.cliff = 0.0 if pass_s else self.cliff
         known = {num_rows - 1: seconds for num_rows, seconds in pass_s.items()}
         if pass_s:
@@ -117,11 +119,11 @@ class Costs:
 
     @property
     def _plain_s(self) -> float:
-        """Seconds of a forward pass without a draft, lately; 1 before there was one."""
+        """Return the recent seconds of a forward pass without a draft; 1 before the first one."""
         return self._lately.median if self._lately else 1.0
 
     def curve(self, num_tokens: int) -> Sequence[float]:
-        """`forward_s` of 0, 1, ... draft tokens, up to ``num_tokens`` at least."""
+        """Return `forward_s` of 0, 1, ... draft tokens, up to ``num_tokens`` at least."""
         if len(self._curve) <= num_tokens:
             self._num_curve = max(self._num_curve, num_tokens)
             self._curve = array("d", self._expected(self._num_curve))
@@ -129,19 +131,19 @@ class Costs:
         return self._curve
 
     def forward_s(self, num_tokens: int) -> float:
-        """Expected seconds of a forward pass over so many draft tokens: T(n).
+        """Return T(n), the expected seconds of a forward pass over ``num_tokens`` draft tokens.
 
-        Between measured widths it is linear. Beyond the widest, it goes on with the slope known so
-        far; more than twice as many rows are expected to cost too much to try: as long as a pass
-        costs no more than its halves, one that is tried costs no more than two of the widest.
+        T is linear between measured widths. Beyond the widest it goes on with the slope known so
+        far. More than twice as many rows are expected to cost too much: as long as a pass costs no
+        more than its halves, a trial then costs no more than two passes of the widest.
         """
         seconds: float = self.curve(num_tokens)[num_tokens]
         return seconds
 
     def worst(self, num_tokens: int) -> Sequence[float]:
-        """The most that forward passes are expected to take, by width as `curve`: beyond those
-        measured, as long as two of the widest, and as if each row cost what few do: there may be a
-        cliff."""
+        """Return the longest expected seconds of forward passes, by width as in `curve`. Beyond the
+        measured widths there may be a cliff: a pass may take as long as two of the widest, and each
+        row may cost what few rows do."""
         expected = self.curve(num_tokens)
         if expected is self._curve and self._worst:
             return self._worst
@@ -155,43 +157,44 @@ class Costs:
         return worst
 
     def row_s(self, num_tokens: int) -> float:
-        """Expected seconds of one more draft token than so many."""
+        """Return the expected seconds that one draft token adds to a pass over ``num_tokens``."""
         more_s = self.forward_s(num_tokens + 1)
         return more_s - self.forward_s(num_tokens) if math.isfinite(more_s) else self._slope_s
 
     @property
     def is_measured(self) -> bool:
-        """Some forward pass was."""
+        """Return whether some forward pass was measured."""
         return bool(self._forward_s)
 
     @property
     def knows_plain(self) -> bool:
-        """T(0) was measured: before that, nothing says whether a draft pays."""
+        """Return whether T(0) was measured. Until then nothing says whether a draft pays."""
         return len(self._by_width.get(0, ())) >= constants.SOONEST
 
     def soonest_s(self, num_tokens: int) -> float:
-        """The shortest of the latest forward passes over about so many draft tokens; 0 before
-        there was one."""
+        """Return the shortest of the latest forward passes over about ``num_tokens`` draft tokens;
+        0 before the first one."""
         known = self._by_size.get(num_tokens.bit_length())
         return known.least if known else 0.0
 
     def sources(self) -> Sources:
-        """The most sources allowed; other requests at the same target can limit them."""
+        """Return the most sources allowed; other requests at the same target can limit them."""
         return Sources.ALL
 
     def draft_budget(self) -> int:
-        """Draft tokens that the next forward pass may score, as far as costs are known."""
+        """Return the number of draft tokens that the next forward pass may score, as far as costs
+        are known."""
         return sys.maxsize
 
     def _known(self) -> Sequence[_Width]:
-        """What measured widths cost, by width; it never falls."""
+        """Return the costs of measured widths, by width. They never fall."""
         if not self._measured:
             self._measured[:] = self._pooled()
         return self._measured
 
     def _pooled(self) -> list[_Width]:
         newest = self._leap.num_passes - constants.MAX_PAUSE
-        pooled: list[tuple[int, float, float]] = []  # the last width of a pool, its cost and weight
+        pooled: list[tuple[int, float, float]] = []  # last width, cost and weight of each pool
         found: list[_Width] = []
         for width in sorted(self._by_width):
             own = self._by_width[width]
@@ -215,8 +218,8 @@ class Costs:
     def _width_s(
         self, width: int, own: _Recent, below: Sequence[tuple[int, float, float]]
     ) -> float:
-        """The median of a width. One slow pass says little: as long as there are few, T is expected
-        to grow by a step, or little faster than the rows."""
+        """Return the median of a width. One slow pass says little: while there are few, T is
+        expected to grow by a step, or little faster than the rows."""
         own_s = self._plain_s * (own.median if width else 1.0)
         if len(own) >= constants.FEWEST or not below:
             return own_s
@@ -227,8 +230,8 @@ class Costs:
 
     @property
     def _slope_s(self) -> float:
-        """Seconds of one more draft token beyond what is known: on average so far, or as lately, in
-        the wider half."""
+        """Return the seconds of one more draft token beyond the measured widths: the average so
+        far, or the slope of the wider half."""
         known = self._known()
         if len(known) < 2:
             return 0.0
@@ -237,7 +240,7 @@ class Costs:
         return max((last_s - first_s) / (last - first), (last_s - half_s) / (last - half))
 
     def _expected(self, num_tokens: int) -> list[float]:
-        """The curve, up to ``num_tokens`` at least."""
+        """Compute the curve, up to ``num_tokens`` at least."""
         known = self._known()
         if not known:
             unknown = [constants.UNKNOWN_FORWARD_S] * (constants.FIRST_TOKENS + 1)
@@ -254,88 +257,92 @@ class Costs:
         return curve + [math.inf] * (num_tokens + 1 - len(curve))
 
     def observe_step(self, seconds: float, num_leaves: float = 1.0) -> None:
-        """Add a forward pass of the draft model that deepened a tree, at so many leaves."""
+        """Record a forward pass of the draft model that deepened a tree by ``num_leaves``
+        leaves."""
         self._step_s.observe(seconds)
         self._step_leaves.observe(num_leaves)
 
     def step_leaves(self) -> int:
-        """Leaves that the draft model's next forward pass is expected to expand."""
+        """Return how many leaves the draft model's next forward pass is expected to expand."""
         return max(1, round(self._step_leaves.median)) if self._step_leaves else 1
 
     @property
     def knows_step(self) -> bool:
-        """Forward passes of the draft model were measured."""
+        """Return whether forward passes of the draft model were measured."""
         return bool(self._step_s)
 
     def step_s(self) -> float:
-        """Expected seconds of the draft model's next forward pass."""
+        """Return the expected seconds of the draft model's next forward pass."""
         return self._step_s.median if self._step_s else constants.UNKNOWN_STEP_S
 
     def step_share(self) -> float:
-        """What one takes of a target's forward pass; 1 where either was not measured."""
+        """Return a draft step's time as a share of a target's forward pass; 1 where either was not
+        measured."""
         if not self._step_s or not self.is_measured:
             return 1.0
         return self.step_s() / max(TICK_S, self.forward_s(0))
 
     def observe_root(self, seconds: float) -> None:
-        """Add the work until the successors of a text that no draft had predicted were known."""
+        """Record how long it took until the successors of a text were known that no draft had
+        predicted."""
         self._root_s.observe(seconds)
 
     def root_s(self) -> float:
-        """Expected seconds until they are known, once the drafter sees the text."""
+        """Return the expected seconds until these successors are known, once the drafter sees the
+        text."""
         return self._root_s.median if self._root_s else self.step_s()
 
     def observe_read(self, num_tokens: int, seconds: float) -> None:
-        """Add the time for which the draft model read so many tokens that were new to it."""
+        """Record the time for which the draft model read ``num_tokens`` that were new to it."""
         self._read_token_s.observe(seconds / num_tokens)
 
     def read_s(self, num_tokens: int) -> float:
-        """Expected seconds for which it reads so many."""
+        """Return the expected seconds for which the draft model reads ``num_tokens``."""
         if not self._read_token_s:
             return num_tokens * self.step_s() / constants.READ_IN_STEP
         return num_tokens * self._read_token_s.median
 
     def observe_heads(self, seconds: float, num_levels: int) -> None:
-        """Add what the target's own heads took to propose a draft of so many levels, in a forward
-        pass that is not counted with it."""
+        """Record the time in which the target's own heads proposed a draft of ``num_levels``
+        levels; the forward pass's time does not include it."""
         self._heads_s.observe(seconds)
         if num_levels:
             self._head_level_s.observe(seconds / num_levels)
 
     def heads_s(self) -> float:
-        """Expected seconds that they add to a forward pass; 0 before the first one."""
+        """Return the expected seconds that heads add to a forward pass; 0 before the first one."""
         return self._heads_s.median if self._heads_s else 0.0
 
     def head_level_s(self) -> float:
-        """Expected seconds of one level of their drafts; 0 before the first one."""
+        """Return the expected seconds of one level of a draft by heads; 0 before the first one."""
         return self._head_level_s.median if self._head_level_s else 0.0
 
     def observe_draft(self, num_tokens: int, seconds: float) -> None:
-        """Add drafted tokens and the seconds they took, without prefill."""
+        """Record drafted tokens and the seconds they took, without prefill."""
         if num_tokens and seconds > 0:
             self._token_s.observe(seconds / num_tokens)
 
     def budget(self) -> int:
-        """The draft tokens that fit in one forward pass of the target; at least one
+        """Return how many draft tokens fit in one forward pass of the target; at least one
         (2503.00784)."""
         if not self._forward_s or not self._token_s:
             return constants.FIRST_BUDGETS[0]
         return max(1, round(self._forward_s.median / self._token_s.median))
 
     def draft_s(self, num_tokens: int) -> float:
-        """Expected seconds of a draft of so many tokens."""
+        """Return the expected seconds of a draft of ``num_tokens``."""
         if not self._token_s:
             return constants.LEAST_WAIT_S
         return num_tokens * self._token_s.median
 
 
 class _Leap:
-    """When a forward pass wider than any before may be tried as if it cost no more: behind a step
-    there may be a plateau, which no slope foretells."""
+    """Decide when a forward pass wider than any before may be tried as if it cost no more: behind a
+    step there may be a plateau, which no slope predicts."""
 
     def __init__(self) -> None:
         self.num_passes = 0
-        # its time are passes with drafts: where none pays, none is wide enough
+        # Only passes with drafts count as time: where no draft pays, none is wide enough.
         self._trial = Trial(
             first_pause=2 * constants.LOOK_AGAIN,
             max_pause=2 * constants.MAX_PAUSE,
@@ -349,7 +356,7 @@ class _Leap:
     def observe(
         self, num_tokens: int, seconds: float, known_before: Callable[[], Sequence[_Width]]
     ) -> None:
-        """Add a forward pass; ``known_before`` computes what widths cost before it."""
+        """Record a forward pass; ``known_before`` computes the costs of widths before it."""
         self.num_passes += 1
         if not num_tokens:
             return

@@ -1,8 +1,8 @@
 """Choose the sources of drafts for a text, so that decoding is never slower than plain decoding.
 
-Rates are measured, not modelled: tokens and seconds of rounds under each choice, drafting,
-waiting and contention included. Plain decoding is probed now and then, a round at a time, and
-what did not pay is retried after a pause that grows.
+Rates are measured, not modelled: tokens and seconds of rounds under each choice, including
+drafting, waiting and contention. Plain decoding is probed now and then, one round at a time. A
+choice that did not pay is retried after a pause that grows.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from duodec.planning.trial import Rate, Trial
 
 
 class Sources(IntEnum):
-    """What drafts come from; each includes those before."""
+    """Name what drafts come from; each value includes those before it."""
 
     NONE = 0
     FREE = 1  # earlier text
-    HEADS = 2  # the target's own heads, where it has any
+    HEADS = 2  # the target's own heads, if it has any
     ALL = 3  # the draft model too
 
 
 @dataclass
 class Governor:
-    """Chooses among ``allowed`` for one text after another, each after its ``first_rests`` rounds
-    of simpler ones. A choice is judged after ``trial`` rounds and must be ``margin`` times as
-    fast as simpler ones; below ``hopeless`` times that, it is judged after two. What does not
-    pay rests, each time ``backoff`` times longer; after a trial, at least ``pause_per_lost``
-    rounds for each round of plain decoding that it has cost. ``probes``, simpler choices, are
-    measured in turn, each first after ``first_probe`` rounds of drafting, for a single round
-    each.
+    """Choose among ``allowed`` for one text after another.
 
-    Drafts may lose ``allowance`` rounds of plain decoding on balance: what they gain adds to it,
-    and it grows back slowly. Without it they rest.
+    Each choice follows ``first_rests`` rounds of simpler ones. It is judged after ``trial`` rounds
+    and must be ``margin`` times as fast as simpler ones. Below ``hopeless`` times their rate it is
+    judged after two rounds. A choice that does not pay rests, each time ``backoff`` times longer.
+    After a trial it rests at least ``pause_per_lost`` rounds for each round of plain decoding that
+    the trial has cost. ``probes``, simpler choices, are measured in turn, first after
+    ``first_probe`` rounds of drafting, for a single round each.
+
+    Drafts may lose ``allowance`` rounds of plain decoding on balance. Gains add to the allowance,
+    and it grows back slowly. Without it drafts rest.
     """
 
     allowed: Sequence[Sources]
@@ -49,24 +50,25 @@ class Governor:
     backoff: int = 2
     pause_per_lost: int = 0
     allowance: float = math.inf
-    plain_length: int = 0  # of the text when plain decoding was measured: at first, while loading
+    # The length of the text when plain decoding was measured; loading measures it first.
+    plain_length: int = 0
     _trials: dict[Sources, Trial] = field(default_factory=dict)
     _since_probe: float = 0.0
-    # rounds of plain decoding
+    # This rate counts rounds of plain decoding.
     _plain: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_TRIALS))
     _num_probes: int = 0
-    _since_inferred: float = math.inf  # rounds of drafting since plain decoding was
+    _since_inferred: float = math.inf  # rounds of drafting since plain decoding was inferred
 
     def __post_init__(self) -> None:
-        self._least = self.allowance  # grows back to this
+        self._least = self.allowance  # the allowance grows back to this
         self._trials = self._trials or {
             s: Trial(constants.FADE_OF_TRIALS, self.backoff, rest=self._first_rest(s))
             for s in Sources
         }
 
-    def anew(self) -> Governor:
-        """A governor that begins with this one's choice and measures everything again."""
-        trials = {s: t.anew(max(t.rest, self._first_rest(s))) for s, t in self._trials.items()}
+    def fresh(self) -> Governor:
+        """Return a governor that begins with this one's choice and measures everything again."""
+        trials = {s: t.fresh(max(t.rest, self._first_rest(s))) for s, t in self._trials.items()}
         return replace(
             self, _trials=trials, _since_probe=0.0, _num_probes=0,
             _plain=Rate(constants.FADE_OF_TRIALS), _since_inferred=math.inf,
@@ -76,9 +78,9 @@ class Governor:
         return self.first_rests.get(sources, 0) if sources in self.allowed else 0
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
-        """The sources for the next round, at most ``most``."""
+        """Return the sources for the next round, at most ``most``."""
         best = self._best(most) if self.allowance > constants.RUINED else Sources.NONE
-        if best == Sources.NONE:  # the path of plain decoding is short
+        if best == Sources.NONE:  # plain decoding takes a short path
             return best
         inferred = Sources.NONE if self._since_inferred < constants.PROBE_EVERY else None
         probes = [s for s in self.probes if s < best and s != inferred and not self._trials[s].rest]
@@ -90,7 +92,7 @@ class Governor:
     def observe(
         self, sources: Sources, num_tokens: int, seconds: float, most: Sources = Sources.ALL
     ) -> None:
-        """Add a round decoded with ``sources``, of at most ``most``."""
+        """Record a round decoded with ``sources``, of at most ``most``."""
         is_plain = sources == Sources.NONE
         is_below = sources < self._best(most)
         is_probe = is_plain or (is_below and sources in self.probes)
@@ -121,40 +123,40 @@ class Governor:
             self._judge(sources)
 
     def cut_first_rest(self, sources: Sources, num_rounds: float) -> None:
-        """Let a choice that was never tried rest for so many rounds at most."""
+        """Let a choice that was never tried rest for at most ``num_rounds``."""
         trial = self._trials[sources]
         if trial.is_new and num_rounds < trial.rest:
             trial.rest = round(num_rounds)
 
     def infer_plain(self, seconds: float) -> None:
-        """Add a round of plain decoding that would have taken so long: where a forward pass takes
-        as long without its draft, there is nothing to probe."""
+        """Record a round of plain decoding that would have taken ``seconds``. Where a forward pass
+        takes as long without its draft, there is nothing to probe."""
         self._since_inferred = 0.0
         for rate in (self._plain, self._trials[Sources.NONE].rate):
             rate.fade = constants.FADE_OF_TRIALS
             rate.observe(1, seconds)
 
     def charge(self, sources: Sources, seconds: float) -> None:
-        """Add what a choice cost once, in no round of it: if the trial fails, it rests for it too,
-        and if not, it was well spent."""
+        """Add a cost of a choice that belongs to no round. If the trial fails, the choice rests for
+        this cost too."""
         self._trials[sources].charged_s += seconds
 
     def saved(self, sources: Sources) -> float:
-        """The share of the time of simpler choices that this one saves, once it has been tried, and
-        a little at least: what is never chosen is never measured. Until then a fifth, and half of
-        that after each trial that failed."""
+        """Return the share of the time of simpler choices that this one saves, and a little at
+        least: what is never chosen is never measured. Until it has been tried, the share is a
+        fifth, halved by each trial that failed."""
         trial, simpler = self._trials[sources], self._simpler(sources)
         if not simpler or trial.rate.num_rounds < self.trial:
             return constants.SAVED * trial.first_pause / trial.pause
         return max(constants.LEAST_SAVED, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
-        """The best rate of simpler choices."""
+        """Return the best rate of simpler choices."""
         trials = self._trials.items()
         return max((trial.rate.value for s, trial in trials if s < sources), default=0.0)
 
     def _allowance_after(self, gained: float) -> float:
-        """What may be lost after a round that gained so many rounds of plain decoding."""
+        """Return the allowance after a round that gained ``gained`` rounds of plain decoding."""
         left = self.allowance
         if left < self._least:
             left = min(self._least, left + constants.REGROWTH)
@@ -177,7 +179,7 @@ class Governor:
             return
         has_paid = trial.num_tried > self.trial
         if has_paid and simpler > self._trials[Sources.NONE].rate.value:
-            # few probes measured what other drafts bring, and may have been lucky
+            # Few probes measured what other drafts bring, and they may have been lucky.
             trial.fails(min(trial.pause, constants.LOOK_AGAIN))
             return
         num_lost = 0

@@ -1,16 +1,16 @@
-"""Mix what several sources say of a token into one likelihood, by weights learned online.
+"""Mix the estimates of several sources for a token into one likelihood, by weights learned online.
 
-Logistic mixing, as compressors of the PAQ family do it (Mahoney 2005, Mattern 2012). The logit of
-the mixture is a weighted sum of
+This is logistic mixing, as in compressors of the PAQ family (Mahoney 2005, Mattern 2012). The logit
+of the mixture is a weighted sum of
 
-- the logit of the joint likelihood, 1 - prod(1 - p): that one source at least is right, if they err
+- the logit of the joint likelihood, 1 - prod(1 - p): at least one source is right, if they err
   independently,
-- of every source that proposes the token, the logit of its p, and a constant,
-- of every source that proposes other tokens there, but not this one, a constant,
+- for every source that proposes the token, the logit of its p, and a constant,
+- for every source that proposes other tokens there, but not this one, a constant,
 - the joint likelihood of the best rival, the likeliest other token there.
 
-Each token that came is a label of all that were proposed in its place; AdaGrad (Duchi et al. 2011)
-moves the weights by it. It is computed in C++ (`native/selection.cpp`).
+Each generated token labels all tokens that were proposed in its place; AdaGrad (Duchi et al. 2011)
+moves the weights accordingly. C++ computes it (`native/selection.cpp`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from duodec.drafting import constants
 
 
 class Kind(IntEnum):
-    """Of a source."""
+    """Name the kind of a source."""
 
     DRAFT_MODEL = 0
-    ROWS = 1  # that the target has scored
+    ROWS = 1  # rows that the target has scored
     OWN_TEXT = 2
     EARLIER_TEXTS = 3
     DATASTORE = 4
-    HEADS = 5  # of the target
+    HEADS = 5  # the target's heads
 
 
 class Mixer:
-    """The weights, and the sums of their squared gradients: by kind of source for its logit, where
-    it proposes the token, and where it proposes others; of the joint likelihood; of the rival."""
+    """Hold the weights and the sums of their squared gradients. Each kind of source has three: for
+    its logit, for proposing the token, and for proposing others. The joint likelihood and the rival
+    have one each."""
 
     def __init__(self) -> None:
-        # the compiled library keeps their addresses: they are never replaced and never grow
+        # The compiled library keeps the addresses of these arrays, so they are never replaced and
+        # never grow.
         self.weights = array("d", constants.MIXING_WEIGHTS)
         self.squares = array("d", bytes(8 * len(self.weights)))

@@ -20,44 +20,46 @@ from duodec.planning.trial import Rate
 
 @dataclass
 class Waits:
-    """What draft steps that the target waited for brought, of what they promised, in all requests.
-    Old rounds fade whether something was waited for or not, so that what did not pay is tried again
-    after some hundred rounds."""
+    """Compare what the draft steps that the target waited for have brought with what they promised,
+    in all requests. Old rounds fade whether a step was waited for or not, so a wait that did not
+    pay is tried again after some hundred rounds."""
 
-    # of what was promised
+    # This rate is brought tokens per promised token.
     _brought: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_WAITS))
 
     @property
     def trust(self) -> float:
-        """What came lately, of what steps promised; more than 1 where they promised too little."""
+        """Return the share of promised tokens that came lately; more than 1 where steps promised
+        too little."""
         came, promised = self._brought.amount, self._brought.seconds
         share = (came + constants.PRIOR_OF_WAITS) / (promised + constants.PRIOR_OF_WAITS)
         return max(constants.LEAST_TRUST, share)
 
     def observe(self, promised: float, brought: float) -> None:
-        """Add a round: the tokens that were promised by steps that were waited for, 0 if none was,
-        and those that came beyond what would have been drafted without waiting; less than none if
-        more of that would have."""
+        """Record a round: the tokens promised by steps that were waited for (0 if none was), and
+        the tokens that came beyond what would have been drafted without waiting. The latter is
+        negative if the draft without waiting would have brought more."""
         self._brought.observe(brought, promised)
 
 
 @dataclass
 class Planner:
-    """Decides for one text, from what it and earlier texts taught."""
+    """Decide for one text, using what it and earlier texts taught."""
 
     costs: Costs
-    acceptance: Acceptance  # of the draft model's candidates
-    num_tokens: int = constants.MAX_DRAFT  # draft tokens in a forward pass at most
-    # how much faster than decoding a wait must yield tokens
+    acceptance: Acceptance  # how often the draft model's candidates are right
+    num_tokens: int = constants.MAX_DRAFT  # most draft tokens in a forward pass
+    # A wait must yield tokens this much faster than decoding.
     patience: float = constants.PATIENCE_FOR_STEPS
-    busy: float = 0.5  # of a step that the drafter ends when it is asked; 0: it rests until then
-    prior: Prior = EXPECTED  # of the draft model's candidates
+    # The share of the step in progress that remains; 0: the drafter rests until it is asked.
+    busy: float = 0.5
+    prior: Prior = EXPECTED  # prior of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     waits: Waits = field(default_factory=Waits)
-    heads_s: float = 0.0  # that the target's own heads add to the next forward pass
+    heads_s: float = 0.0  # time that the target's own heads add to the next forward pass
     _rate: Rate = field(default_factory=lambda: Rate(constants.FADE))
-    # of drafts without candidates of the draft model, and with some
+    # These are the rates of drafts without candidates of the draft model, and with some.
     _promises: Sequence[Rate] = field(
         default_factory=lambda: [
             Rate(constants.FADE, constants.PRIOR_TOKENS, constants.PRIOR_TOKENS) for _ in range(2)
@@ -68,8 +70,8 @@ class Planner:
     def select(
         self, sources: Sequence[Source], mixer: Mixer, num_tokens: int, depth: int
     ) -> Selection:
-        """The likeliest candidates of all sources, the draft model's tree being the first: at most
-        ``num_tokens`` of them, ``depth`` tokens deep."""
+        """Return the likeliest candidates of all sources, the first of which is the draft model's
+        tree: at most ``num_tokens`` of them, ``depth`` tokens deep."""
         selection, num_tokens = Selection(sources, mixer), self._most(num_tokens)
         grow(selection, num_tokens, depth, has_branches=self.has_branches, least=self._least)
         return selection
@@ -77,8 +79,8 @@ class Planner:
     def propose(
         self, given: Sequence[Source], texts: TextSources, end: End, num_tokens: int, depth: int
     ) -> tuple[Selection, int]:
-        """`select` at the end of a text, and `width` of that. Of the sources are given the draft
-        model's tree, a datastore's and the heads'."""
+        """`select` at the end of a text, and find the `width` of that selection. ``given`` holds
+        the draft model's tree and the sources of a datastore and of heads."""
         selection, num_tokens = Selection(given, texts.memory.mixer), self._most(num_tokens)
         width = propose(
             selection, texts, end, num_tokens, depth,
@@ -93,59 +95,62 @@ class Planner:
 
     @property
     def _least(self) -> float:
-        """To find a node takes time, in which tokens come without it."""
+        """Return the least value of a node: finding it takes time, in which tokens come without
+        it."""
         return max(constants.LEAST_VALUE, constants.NODE_S * self._rate.value)
 
     @property
     def rate(self) -> float:
-        """Tokens a second lately; 0 before the first round."""
+        """Return the recent rate in tokens a second; 0 before the first round."""
         return self._rate.value
 
     @property
     def least_head(self) -> float:
-        """How likely a node that the target's heads propose must be for another level below it to
+        """Return how likely a node of the target's heads must be for another level below it to
         bring tokens faster than decoding does."""
         return min(1.0, self.costs.head_level_s() * self.rate)
 
     def can_pay(self) -> bool:
-        """Whether any draft would pay if all of its tokens were accepted."""
+        """Return whether any draft would pay if all of its tokens were accepted."""
         widths = (1 << i for i in range(self.num_tokens.bit_length()))
-        seconds = self.costs.curve(self.num_tokens)  # is wanted between two forward passes, too
+        seconds = self.costs.curve(self.num_tokens)  # also needed between two forward passes
         return any(seconds[n] < (1 + n) * seconds[0] for n in widths)
 
     def reading_s(self, num_tokens: int) -> float:
-        """Expected seconds for which a draft model on the target's cores reads so many new tokens
-        of a text; 0 where they go with a step."""
+        """Return the expected seconds for which a draft model on the target's cores reads
+        ``num_tokens`` new tokens of a text; 0 where a step includes them."""
         return self.costs.read_s(num_tokens) if num_tokens > constants.READ_WITH_STEP else 0.0
 
     def repays_reading(self, num_tokens: int, decoding_s: float, saved: float) -> bool:
-        """Whether it may read them by now, in a response that has been decoded for ``decoding_s``,
-        a share ``saved`` of which it saves. Nobody knows how long the response will be: who buys
-        when the rent has come to the price pays twice at most."""
+        """Return whether the draft model may read ``num_tokens`` by now, in a response that has
+        been decoded for ``decoding_s`` seconds. It saves a share ``saved`` of them. The length of
+        the response is unknown. Reading once the savings so far would have paid for it costs at
+        most twice the best choice."""
         return saved * decoding_s >= self.reading_s(num_tokens)
 
     def promised_by_waiting(
         self, cursor: TreeCursor, selection: Selection, num_scored: int | None = None
     ) -> float:
-        """Tokens that one more step of the draft model, whose tree under the text this is, promises
-        beyond what the other sources already propose; 0 where, as far as such promises came true
-        lately, decoding is expected to be faster. ``num_scored`` is `width` of the selection, if
-        that is known."""
+        """Return how many tokens one more step of the draft model promises beyond what the other
+        sources already propose. ``cursor`` is the draft model's tree under the text. The result is
+        0 where decoding is expected to be faster, given how such promises came true lately.
+        ``num_scored`` is the `width` of the selection, if it is known."""
         if not (self._rate.value or self.costs.is_measured):
-            return 0.0  # it may be that the target needs no time at all
+            return 0.0  # the target may need no time at all
         rate = self._caution * (self._rate.value or 1 / max(TICK_S, self.costs.forward_s(0)))
         if num_scored is None:
             num_scored = self.width(selection)
-        row = rate * self.costs.row_s(num_scored)  # of what it brings, in tokens
+        row = rate * self.costs.row_s(num_scored)  # cost of a row in tokens
         least = rate * self.patience * self.step_s(cursor)
         if not cursor.is_expanded:
-            reach = self._reach(selection)  # what the others' trees are like, where they are right
+            # This assumes that the model's trees reach as far as the others' do.
+            reach = self._reach(selection)
             further = max(
                 1.0, (sum(selection.values) + constants.NO_TREE) / (reach + constants.NO_TREE)
             )
             gained = self._gained((1.0 - reach) * further, row)
         elif self.has_branches:
-            # of nodes, one of which comes true
+            # This is the share of nodes one of which comes true.
             share = 1.0 - self._without_draft.value
             if self._gained(share, row) <= least:
                 return 0.0
@@ -157,16 +162,16 @@ class Planner:
         return gained / self.waits.trust if gained > least else 0.0
 
     def _reach(self, selection: Selection) -> float:
-        """How likely the next token is among those that are proposed and may be scored."""
+        """Return how likely the next token is among those that are proposed and may be scored."""
         if self.has_branches:
             return selection.reach
         return selection.values[0] if selection.values else 0.0
 
     def _gained(self, value: float, row: float) -> float:
-        """Tokens that a step is expected to bring under nodes of that value, less those that would
-        come in the time for scoring its first candidate, its first two, ..., ``row`` each; all of
-        them cost as much as four, since those that are unlikely are not scored. Of a chain the
-        first is."""
+        """Return the tokens that a step is expected to bring under nodes of value ``value``, less
+        the tokens that would come while its candidates are scored, at ``row`` each. This assumes
+        the first, the first two, ... candidates are scored; all of them cost as much as four, since
+        unlikely ones are not scored. In a chain only the first counts."""
         value *= self.waits.trust
         covered = self.acceptance.covered(self.prior)[: None if self.has_branches else 1]
         most = -math.inf
@@ -175,18 +180,19 @@ class Planner:
         return most
 
     def step_s(self, cursor: TreeCursor) -> float:
-        """Expected seconds until the drafter's next step arrives here."""
+        """Return the expected seconds until the drafter's next step arrives here."""
         if not self.busy and not self.costs.knows_step:
-            return 0.0  # nothing is learned of a drafter that rests: one step is tried
-        if not self.busy:  # in turns the whole wait is measured
+            return 0.0  # nothing is learned about a drafter that rests, so one step is tried
+        if not self.busy:  # in turns, the whole wait is measured
             return self.costs.step_s() if cursor.is_expanded else self.costs.root_s()
         if cursor.is_expanded:
             return self.costs.step_s() + constants.HANDOVER_S
         return self.busy * self.costs.step_s() + self.costs.root_s() + constants.HANDOVER_S
 
     def observe_late_step(self, cursor: TreeCursor, seconds: float) -> None:
-        """The drafter's next step was waited for so long, and did not arrive. Steps that end after
-        their text went on are never timed, so a slow drafter's cost is known by this alone."""
+        """Record that the drafter's next step was waited for ``seconds`` and did not arrive. Steps
+        that end after their text has continued are never timed, so only this reveals a slow
+        drafter's cost."""
         if cursor.is_expanded:
             self.costs.observe_step(seconds, self.costs.step_leaves())
         else:
@@ -200,21 +206,21 @@ class Planner:
 
     @property
     def _caution(self) -> float:
-        """How much more a draft must promise than what it costs."""
+        """Return how much more a draft must promise than it costs."""
         return _caution(self.allowance)
 
     def _trust(self, *, has_draft: bool) -> float:
-        """The share of what drafts with or without candidates of the draft model promised that was
-        accepted lately, 1 at most."""
+        """Return the share of promised tokens that was accepted lately, 1 at most, for drafts with
+        or without candidates of the draft model."""
         return min(1.0, self._promises[has_draft].value)
 
     def observe_promise(self, selection: Selection, num_scored: int, num_accepted: int) -> None:
-        """Add a draft of the first of these tokens that was scored, and what came of it."""
+        """Record a draft of the first ``num_scored`` tokens, and how many of them were accepted."""
         expected = sum(selection.values[:num_scored])
         self._promises[selection.has_draft].observe(num_accepted, expected)
 
     def width(self, selection: Selection) -> int:
-        """How many of the selected tokens to score."""
+        """Return how many of the selected tokens to score."""
         if not selection.values:
             return 0
         trust = self._trust(has_draft=selection.has_draft)
@@ -226,9 +232,9 @@ class Planner:
 
 
 def _end_of_chain(cursor: TreeCursor, selection: Selection) -> tuple[float, float]:
-    """How likely the last token of a chain is that the draft model proposes too, if it has said
-    nothing yet of what follows and more may be scored; and how likely the token is that others
-    propose there."""
+    """Return two likelihoods. The first is that of the last token of a chain that the draft model
+    proposes too, if the model has proposed nothing after it yet and more may be scored. The second
+    is that of the token that others propose there."""
     end, num, values = cursor, 0, (1.0, *selection.values, 0.0)
     for token in selection.tokens:
         child = end.tree.child(end.node, token)
@@ -248,13 +254,12 @@ def best_width(
     allowance: float = math.inf,
     more_s: float = 0.0,
 ) -> int:
-    """How many draft tokens of these values, highest first, yield the most tokens a second.
+    """Return how many draft tokens of these values, highest first, yield the most tokens a second.
 
-    ``trust`` is the share of what values promised that came true. ``allowance`` is what may be
-    lost, in forward passes without a draft: the less is left, the more a draft must promise, and
-    the less it may cost beyond a quarter of what it promises. Whatever was gained and whatever it
-    promises, one draft costs no more than five such passes, so that no text pays for another's. A
-    forward pass takes ``more_s`` longer, whatever its width.
+    ``trust`` is the share of promised values that came true. ``allowance`` is what may be lost, in
+    forward passes without a draft. The less is left, the more a draft must promise, and the less it
+    may cost beyond a quarter of its promise. One draft never costs more than five such passes, so
+    that no text pays for another's. A forward pass takes ``more_s`` longer, whatever its width.
     """
     num = len(values)
     bounds = _bounds(trust, allowance, more_s)

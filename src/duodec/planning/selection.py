@@ -1,10 +1,9 @@
-"""Keep one tree of candidates from all sources: the best that may be scored.
+"""Keep one tree of the best candidates from all sources.
 
 A source proposes successors of a node, each with the likelihood that it is the target's token
-there. What several sources propose is one node; what it is worth is mixed of what they all say
-(`planning/mixing.py`), and learned from every verdict. Since no node is likelier than its parent,
-the nodes are found in the order of their values, and any number of the first ones is a connected
-tree.
+there. A token that several sources propose is one node. Its value is a mixture of their estimates
+(`planning/mixing.py`), and every verdict trains it. No node is likelier than its parent, so the
+nodes are found in the order of their values, and any number of the first ones is a connected tree.
 
 It grows and learns in C++ (`planning/compiled.py`).
 """
@@ -20,31 +19,32 @@ from duodec.planning.sources import Source, TreeSource
 
 
 class Selection:
-    """The tree, in the order of its nodes' values; parents come before their children."""
+    """Hold the tree, in the order of its nodes' values; parents come before their children."""
 
     def __init__(self, given: Sequence[Source], mixer: Mixer) -> None:
         """The first source is the draft model's tree, the second one recycled rows."""
         self.given = given
         self.mixer = mixer
-        # makes the rows and the matches of texts, where they were searched in C++
+        # This makes the rows and the matches of texts, where C++ searched them.
         self.find: Callable[[], Sequence[Source]] | None = None
         self.tokens: Sequence[int] = []
         self.parents: Sequence[int] = []
         self.values: Sequence[float] = []
         self.reach = 0.0  # likelihood that the next token is among the root's successors
-        self.depth = 0  # of nodes whose successors were asked for, at most
-        self.least = constants.LEAST_VALUE  # of a node
-        self.is_full = False  # it has as many nodes as were asked for
+        self.depth = 0  # greatest depth of nodes whose successors were requested
+        self.least = constants.LEAST_VALUE  # least value of a node
+        self.is_full = False  # whether it has as many nodes as requested
         self.num_labelled = 0  # tokens whose parent's successors were known
-        self.num_without_draft = 0  # of them, those that a source without a model proposed
+        self.num_without_draft = 0  # those of them that a source without a model proposed
 
     def draft(self, num_tokens: int) -> Draft:
-        """The first nodes; the likelier child comes before others."""
+        """Return the first nodes; the likelier child comes before others."""
         return Draft(tuple(self.tokens[:num_tokens]), tuple(self.parents[:num_tokens]))
 
     @property
     def sources(self) -> Sequence[Source]:
-        """All that propose. Those that were searched in C++ are made once they are wanted."""
+        """Return all sources that propose. Those that C++ searched are made when they are
+        needed."""
         if self.find is not None:
             tree, *others = self.given
             self.given, self.find = [tree, *self.find(), *others], None
@@ -52,6 +52,6 @@ class Selection:
 
     @property
     def has_draft(self) -> bool:
-        """The draft model proposes something after the text."""
+        """Return whether the draft model proposes something after the text."""
         first = self.given[0] if self.given else None
         return isinstance(first, TreeSource) and first.is_expanded

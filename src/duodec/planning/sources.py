@@ -23,21 +23,21 @@ from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.trial import Rate, Supplement
 
 LENGTHS = tuple(1 << i for i in range(len(constants.OWN_EXPECTED)))
-"""Matches that are judged apart: of one token, 2 or 3, 4 to 7, ..."""
+"""The match lengths that are judged separately: one token, 2 or 3, 4 to 7, ..."""
 Context = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """What finds the tokens that the target held likely in rows of a draft, each with its row, in
-    the order in which they are learned."""
+    """Hold functions that find the tokens that the target held likely in rows of a draft, each with
+    its row, in the order in which they are learned."""
 
-    end: Context  # of the text that the draft was scored after
+    end: Context  # end of the text that the draft was scored after
     draft: Draft
     rows: Sequence[tuple[int, Callable[[], Candidates]]]
 
     def context(self, row: int) -> Context:
-        """The tokens before that row's."""
+        """Return the tokens before the token of that row."""
         node, tokens = row - 1, list[int]()
         while node != ROOT and len(tokens) < MAX_ORDER:
             tokens.append(self.draft.tokens[node])
@@ -46,24 +46,24 @@ class Lessons:
 
 
 class TreeSource:
-    """The draft model's tree, the text being at a node of it."""
+    """Propose from the draft model's tree; the text ends at one of its nodes."""
 
     kind = Kind.DRAFT_MODEL
 
     def __init__(self, tree: CandidateTree, acceptance: Acceptance, node: int = ROOT) -> None:
         """``acceptance`` is learned from whole trees, elsewhere."""
         self.tree = tree
-        self.num_nodes = len(tree)  # known now; the tree may grow
+        self.num_nodes = len(tree)  # the number known now; the tree may grow
         self.acceptance = acceptance
         self.node = node
 
     @property
     def is_expanded(self) -> bool:
-        """Something is proposed after the text."""
+        """Return whether something is proposed after the text."""
         return any(child < self.num_nodes for child in self.tree.children(self.node)[:1])
 
     def num_along(self, tokens: Iterable[int]) -> int:
-        """How many of these tokens, from the first one on, lie along a path of it."""
+        """Return how many of these tokens, from the first one on, lie along a path of the tree."""
         num, node = 0, self.node
         for token in tokens:
             child = self.tree.child(node, token)
@@ -75,30 +75,30 @@ class TreeSource:
 
 @dataclass(eq=False)
 class RowSource:
-    """Recycled rows: they may go on from tokens that others propose."""
+    """Propose from recycled rows, also after tokens that other sources propose."""
 
     kind = Kind.ROWS
     rows: RecycledRows
     acceptance: Sequence[Acceptance]  # by the length of the context, from 1
-    end: Context  # of the text
-    coupling: Coupling | None = None  # of what is sampled
+    end: Context  # end of the text
+    coupling: Coupling | None = None  # noise, where the text is sampled
 
 
 @dataclass(eq=False)
 class ContinuationSource:
-    """A tree of what followed the same tokens before. What is sampled has a coupling."""
+    """Hold a tree of what followed the same tokens before. A sampled text has a coupling."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
-    shares: Sequence[float]  # of the places that go on with a node
+    shares: Sequence[float]  # share of the places that continue with a node
 
 
 @dataclass(frozen=True)
 class MatchHistory:
-    """How often matches in one store of texts went on as before, by their length."""
+    """Record how often matches in one store of texts continued as before, by their length."""
 
     kind: Kind
-    expected: array[float]  # before anything is learned
+    expected: array[float]  # likelihoods before anything is learned
     by_length: tuple[Acceptance, ...] = field(
         default_factory=lambda: tuple(Acceptance() for _ in LENGTHS)
     )
@@ -106,10 +106,10 @@ class MatchHistory:
 
 @dataclass(eq=False)
 class MatchSource(ContinuationSource):
-    """What followed the same tokens in this text or in earlier completions. Every token that it is
-    right about makes the match longer, and longer matches are right more often."""
+    """Propose what followed the same tokens in this text or in earlier completions. Every token
+    that it predicts makes the match longer, and longer matches are right more often."""
 
-    length: int  # of the match at the end of the text, in tokens
+    length: int  # length of the match at the end of the text, in tokens
     history: MatchHistory
     coupling: Coupling | None = None
 
@@ -121,13 +121,13 @@ class MatchSource(ContinuationSource):
     def of(
         cls, found: Speculation, history: MatchHistory, coupling: Coupling | None = None
     ) -> MatchSource:
-        """What was found of a text."""
+        """Make a source from what a store found for a text."""
         return cls(found.tokens, found.parents, found.shares, found.length, history, coupling)
 
 
 @dataclass(eq=False)
 class StoredSource(ContinuationSource):
-    """What followed the same tokens in a datastore."""
+    """Propose what followed the same tokens in a datastore."""
 
     kind = Kind.DATASTORE
     acceptance: Acceptance
@@ -135,7 +135,7 @@ class StoredSource(ContinuationSource):
 
 
 class HeadSource(ContinuationSource):
-    """What the target's own heads propose: its confidences know the noise already."""
+    """Propose what the target's own heads propose. Their confidences already include the noise."""
 
     kind = Kind.HEADS
 
@@ -148,18 +148,18 @@ class HeadSource(ContinuationSource):
         self.acceptance = acceptance
 
     def num_along(self, tokens: Iterable[int]) -> int:
-        """How many of these tokens, from the first one on, lie along a path of it."""
+        """Return how many of these tokens, from the first one on, lie along a path of the tree."""
         return TreeSource(self.tree, self.acceptance).num_along(tokens)
 
 
 Source = TreeSource | RowSource | MatchSource | StoredSource | HeadSource
-"""Proposes tokens, and how likely each is: C++ reads its fields."""
+"""A source proposes tokens and how likely each is. C++ reads its fields."""
 
 
 @dataclass(frozen=True)
 class End:
-    """Where a text ends: its last tokens, as many as are compared, and the position of the next
-    one. The last ``num_new`` of them are not in the text's own store yet."""
+    """Hold the last tokens of a text, as many as are compared, and the position of the next one.
+    The last ``num_new`` of them are not in the text's own store yet."""
 
     tokens: array[int]
     position: int
@@ -168,8 +168,8 @@ class End:
 
 @dataclass(frozen=True)
 class TextMemory:
-    """What outlives a completion: earlier ones and the target's rows, of which each owner has its
-    own, and how often each source was right."""
+    """Hold what outlives a completion: earlier completions and the target's rows, which each owner
+    has for itself, and how often each source was right."""
 
     earlier: ByOwner[Suffixes] = field(
         default_factory=lambda: Suffixes.by_owner(constants.MAX_MATCH)
@@ -191,19 +191,19 @@ class TextMemory:
     )
     stored: Acceptance = field(default_factory=Acceptance)
     heads: Acceptance = field(default_factory=Acceptance)
-    beside_others: Supplement = field(default_factory=Supplement)  # the target's heads
+    heads_supplement: Supplement = field(default_factory=Supplement)  # the target's heads
     mixer: Mixer = field(default_factory=Mixer)
     drafted: dict[int, tuple[str, Tokens]] = field(default_factory=dict)
-    """By slot, the last text that a draft model in turns has read, and its owner: cached, unless it
-    has died."""
+    """The last text that a draft model in turns has read, with its owner, by slot. The draft model
+    has cached it unless it has died."""
     decoding: Rate = field(default_factory=lambda: Rate(constants.FADE))
-    """The seconds for which a completion is decoded, of each."""
+    """The seconds for which completions are decoded."""
 
 
 class TextSources:
-    """What may follow a text, from sources that compute nothing: the same words earlier in it and
-    in earlier completions (2411.04975), rows that the target has scored (2408.08696), and a
-    datastore, where one is loaded (2311.08252)."""
+    """Predict what follows a text, from sources that compute nothing: the same words earlier in it
+    and in earlier completions (2411.04975), rows that the target has scored (2408.08696), and a
+    datastore, if one is loaded (2311.08252)."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class TextSources:
         sampler: Sampler | None = None,
         owner: str = "",
     ) -> None:
-        """With ``sampler``, of which the noise is then known, draws are foreseen by it."""
+        """Predict draws with the noise of ``sampler``, if it is given."""
         self.memory = memory
         self.earlier, self._rows = memory.earlier.of(owner), memory.rows.of(owner)
         self._datastore = datastore
@@ -221,30 +221,30 @@ class TextSources:
         self.own = Suffixes(constants.MAX_MATCH)
         self._num_prompt = len(text)
         self._num_read = 0
-        self.fixed: tuple[bytes, object] | None = None  # what C++ reads of all proposals
+        self.fixed: tuple[bytes, object] | None = None  # what C++ reads for all proposals
         self.stores = (self.own, memory.own_matches), (self.earlier, memory.earlier_matches)
 
     def read(self, text: Tokens) -> None:
-        """Take in what is new of the text."""
+        """Read what is new in the text."""
         if len(text) > self._num_read:
             self.own.extend(text[self._num_read :].tolist())
             self._num_read = len(text)
 
     def end_to_read(self, text: Tokens) -> End:
-        """The end of a text, what is new of which is taken in by whoever is given it next."""
+        """Return the end of a text. Its receiver reads what is new in the text."""
         num_new, self._num_read = len(text) - self._num_read, len(text)
         tokens = array("i", text[-max(constants.MAX_MATCH, num_new) :].tobytes())
         return End(tokens, len(text), num_new)
 
     def end_after(self, text: Tokens, tokens: Sequence[int]) -> End:
-        """The end of a text that may go on with these."""
+        """Return the end of a text that may continue with ``tokens``."""
         end = array("i", text[-constants.MAX_MATCH :].tobytes())
         end.extend(tokens)
         return End(end, len(text) + len(tokens))
 
     def sources(self, text: Tokens, depth: int = constants.MAX_MATCH) -> list[Source]:
-        """The sources at the end of a text, at most so many tokens deep. It may be longer than
-        what was read."""
+        """Return the sources at the end of a text, at most ``depth`` tokens deep. The text may be
+        longer than what was read."""
         rows = self.rows(text)
         coupling = rows.coupling
         found: list[Source] = [rows]
@@ -255,7 +255,7 @@ class TextSources:
         return [*found, *self.stored(text)]
 
     def stored(self, text: Tokens) -> list[Source]:
-        """What a datastore proposes at the end of a text."""
+        """Return what a datastore proposes at the end of a text."""
         if self._datastore is not None:
             windows = self._datastore.continuations(
                 text,
@@ -272,11 +272,11 @@ class TextSources:
         return []
 
     def rows(self, text: Tokens) -> RowSource:
-        """The target's rows alone, at the end of a text."""
+        """Return the target's rows alone, at the end of a text."""
         return self.rows_after(text[-MAX_ORDER:].tolist(), len(text))
 
     def rows_after(self, tokens: Sequence[int], position: int) -> RowSource:
-        """The same, after these tokens."""
+        """Return the target's rows after these tokens."""
         end, coupling = tuple(tokens[-MAX_ORDER:]), self._coupling(position)
         return RowSource(self._rows, self.memory.by_order, end, coupling)
 
@@ -293,9 +293,9 @@ class TextSources:
         clock: Callable[[], float] = perf_counter,
         budget_s: float = math.inf,
     ) -> Lessons:
-        """What the target held likely in the rows of a draft that was scored after ``text``: on the
-        path to the node ``end``, and then in others, the likeliest first. As many as can be kept in
-        ``budget_s`` seconds, one at least; of a long path the last ones."""
+        """Return what the target held likely in the rows of a draft that was scored after ``text``:
+        first on the path to the node ``end``, then elsewhere, likeliest first. It keeps as many
+        rows as fit in ``budget_s`` seconds, at least one; of a long path it keeps the last ones."""
         begin_s = clock()
         num_rows, path = scores.num_rows, [0, *(node + 1 for node in draft.path(end))]
         others = (row for row in range(num_rows) if row not in path)
@@ -304,22 +304,22 @@ class TextSources:
         for row in (*reversed(path), *others):
             spent_s = clock() - begin_s
             if kept and spent_s * (1 + 1 / len(kept)) > budget_s:
-                break  # another one would take longer
-            if row < num_rows:  # or it was accepted, but not scored itself
+                break  # another row would take longer
+            if row < num_rows:  # an accepted node may not be scored itself
                 kept.append((row, scores.keep(row)))
                 num_of_path += row in path
-        # a later row replaces an earlier one
+        # A later row replaces an earlier one.
         kept = [*reversed(kept[:num_of_path]), *kept[num_of_path:]]
         return Lessons(tuple(text[-MAX_ORDER:].tolist()), draft, kept)
 
     def learn(self, lessons: Lessons) -> None:
-        """Store what the target held likely there."""
+        """Store what the target held likely in these rows."""
         for row, find in lessons.rows:
             candidates = find()
             if candidates.tokens:
                 self._rows.add(lessons.context(row), candidates)
 
     def end(self, text: Tokens) -> None:
-        """The completion is over."""
+        """End the completion."""
         self.earlier.extend(text[self._num_prompt :].tolist())
         self.earlier.end()

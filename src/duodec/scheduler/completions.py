@@ -1,4 +1,4 @@
-"""Collect the completions of prompts from what the scheduler says of their requests."""
+"""Collect the completions of prompts from the outputs of their requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duodec.scheduler.scheduled_request import ScheduledRequest
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a prompt; ``outputs`` are all of its completions, this one first.
+    """Hold the result of a prompt; ``outputs`` are all of its completions, this one first.
 
     ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
     ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
@@ -30,7 +30,8 @@ class Completion:
     seed: int
     logprobs: tuple[Logprob, ...] | None = field(default=None, repr=False)
     prompt_logprobs: tuple[Logprob | None, ...] | None = field(default=None, repr=False)
-    others: tuple[Completion, ...] = field(default=(), repr=False)  # of the same prompt, if n > 1
+    # The prompt's other completions, if n > 1.
+    others: tuple[Completion, ...] = field(default=(), repr=False)
 
     @property
     def outputs(self) -> tuple[Completion, ...]:
@@ -39,7 +40,7 @@ class Completion:
 
 @dataclass
 class CollectedOutput:
-    """Collects the output of a request."""
+    """Collect the output of a request."""
 
     params: SamplingParams
     last: Done | Failed | None = None
@@ -54,7 +55,7 @@ class CollectedOutput:
             self.last = output
 
     def completion(self) -> Completion:
-        """The finished completion. Raises the error that ended the request."""
+        """Return the finished completion. Raises the error that ended the request."""
         if isinstance(self.last, Failed):
             raise self.last.error
         assert self.last is not None, "every request comes to an end"
@@ -68,7 +69,7 @@ class CollectedOutput:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """The requests of several prompts, ``num_choices`` of each."""
+    """Hold the requests of several prompts, ``num_choices`` for each."""
 
     entries: list[ScheduledRequest]
     outputs: list[CollectedOutput]
@@ -79,7 +80,8 @@ class PromptBatch:
         return all(entry.is_over for entry in self.entries)
 
     def completions(self) -> list[Completion]:
-        """The first of each prompt, with its others. Raises the error that ended one."""
+        """Return the first completion of each prompt, with its others. Raises the error that ended
+        one."""
         done = [output.completion() for output in self.outputs]
         begins = range(0, len(done), self.num_choices)
         return [replace(done[i], others=tuple(done[i + 1 : i + self.num_choices])) for i in begins]

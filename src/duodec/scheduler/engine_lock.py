@@ -17,7 +17,7 @@ _CLOSED = "this LLM is closed; load it again, or keep its `with` block open whil
 
 @dataclass
 class EngineLock:
-    """The lock of the thread that computes, and what ends with the models; copies of an `LLM`
+    """Hold the lock of the thread that computes, and what ends with the models. Copies of an `LLM`
     share them."""
 
     resources: ExitStack = field(default_factory=ExitStack)
@@ -26,23 +26,24 @@ class EngineLock:
 
     @cached_property
     def worker(self) -> ThreadPoolExecutor:
-        """The thread that computes for asyncio."""
+        """Return the thread that computes for asyncio."""
         worker = ThreadPoolExecutor(1, "duodec")
         self.resources.callback(worker.shutdown)
         return worker
 
     def check_open(self) -> None:
-        """Raises BadOption once it is closed."""
+        """Raise BadOption if it is closed."""
         if self.is_closed:
             raise BadOption(_CLOSED)
 
     def close(self, scheduler: Scheduler | None) -> None:
-        """End requests and resources; waits for the thread that computes. Can be called twice."""
+        """End requests and resources, and wait for the thread that computes. It can be called
+        twice."""
         with self.lock:
             self.is_closed = True
             if scheduler is not None:
                 if scheduler.is_computing_elsewhere:
-                    with suppress(Exception):  # whatever it computes, nobody wants it
+                    with suppress(Exception):  # whatever it computes is not needed
                         scheduler.finish_forward()
                 scheduler.close(BadOption(_CLOSED))
         self.resources.close()

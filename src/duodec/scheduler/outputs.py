@@ -1,4 +1,4 @@
-"""Tell what a request says while it runs: pieces of text, then its end."""
+"""Define what a running request sends: pieces of text, then its end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from duodec.core.sampling.logprobs import Logprob
 
 @dataclass(frozen=True)
 class Counts:
-    """How far a completion is."""
+    """Count how far a completion is."""
 
     num_tokens: int = 0
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
-    num_from_model: int = 0  # of those accepted
-    num_plain: int = 0  # forward passes without a draft, but for the first, which prefills
+    num_from_model: int = 0  # accepted tokens that the draft model proposed
+    num_plain: int = 0  # forward passes without a draft, except the first, which prefills
     plain_sum_s: float = 0.0
 
     def plus(self, done: Round) -> Counts:
@@ -35,15 +35,15 @@ class Counts:
 
     @property
     def plain_s(self) -> float | None:
-        """Seconds of a plain forward pass, as measured in this completion; None if there were
-        fewer than two."""
+        """Return the seconds of a plain forward pass, as measured in this completion; None if there
+        were fewer than two."""
         return self.plain_sum_s / self.num_plain if self.num_plain > 1 else None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """New text, and the logprobs of new tokens; the prompt's come with the first output.
-    ``num_cached``: tokens of the prompt that the target knew already."""
+    """Carry new text, and the logprobs of new tokens. The prompt's logprobs come with the first
+    output. ``num_cached`` counts the prompt's tokens that were cached before."""
 
     delta: Delta
     logprobs: tuple[Logprob, ...] = ()
@@ -52,7 +52,7 @@ class Piece:
     num_cached: int = 0
 
     def plus(self, later: Piece) -> Piece:
-        """Both as one."""
+        """Return both as one."""
         delta = Delta(self.delta.segments + later.delta.segments)
         logprobs = self.logprobs + later.logprobs
         prompt = self.prompt_logprobs or later.prompt_logprobs
@@ -61,22 +61,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Done:
-    """The completion came to its end."""
+    """Report that the completion is finished."""
 
     finished: Finished
     method: str
     seed: int
-    logprobs: tuple[Logprob, ...]  # those that no `Piece` had
-    num_cached: int  # tokens of the prompt that the target knew already
+    logprobs: tuple[Logprob, ...]  # logprobs that no `Piece` had
+    num_cached: int  # tokens of the prompt that were cached before
     arrive_s: float
-    start_s: float  # when it left the queue
-    prompt_logprobs: tuple[Logprob | None, ...] = ()  # where no `Piece` was
-    stop: str | None = None  # the stop string that ended it
+    start_s: float  # time at which it left the queue
+    # The prompt's logprobs, if there was no `Piece`.
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
+    stop: str | None = None  # stop string that ended it
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The completion will not go on."""
+    """Report that the completion failed."""
 
     error: BaseException
 

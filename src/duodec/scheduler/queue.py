@@ -9,11 +9,11 @@ from duodec.scheduler.scheduled_request import ScheduledRequest
 
 
 class Queue:
-    """Requests that wait. Those submitted together take turns with those of other submissions, in
+    """Hold the requests that wait. Those submitted together take turns with other submissions, in
     the order of arrival; single ones are first come, first served."""
 
     def __init__(self) -> None:
-        self._by_submission: dict[int, deque[ScheduledRequest]] = {}  # the next in turn first
+        self._by_submission: dict[int, deque[ScheduledRequest]] = {}  # next in turn first
         self._num_submissions = 0
         self._num = 0
 
@@ -25,7 +25,7 @@ class Queue:
             yield from entries
 
     def num_places(self, most: int) -> int:
-        """Tasks, of no submission more than ``most``."""
+        """Return the number of requests, counting at most ``most`` of each submission."""
         return sum(min(most, len(entries)) for entries in self._by_submission.values())
 
     def extend(self, entries: Sequence[ScheduledRequest]) -> None:
@@ -39,7 +39,8 @@ class Queue:
         self._num += len(entries)
 
     def pop(self, but: Collection[int] = ()) -> ScheduledRequest | None:
-        """Take out the next entry of any submission but these; None if there is none."""
+        """Remove and return the next entry of any submission except ``but``; None if there is
+        none."""
         number = next((own for own in self._by_submission if own not in but), None)
         if number is None:
             return None
@@ -51,7 +52,7 @@ class Queue:
         return entry
 
     def drop(self, entries: Sequence[ScheduledRequest]) -> None:
-        """Take these out."""
+        """Remove these entries."""
         for number, kept in list(self._by_submission.items()):
             rest = deque(entry for entry in kept if entry not in entries)
             self._num -= len(kept) - len(rest)

@@ -1,9 +1,9 @@
 """Step all requests together: one forward pass of the target for all that are ready.
 
 The scheduler owns the target and the drafter's connection. It admits requests into slots, takes
-each one's next need, launches one forward pass, does while the target computes all that need not
-wait for its result, and sends every request its scores. A library's single completion and a
-server's thirty-two run the same loop; a server runs it in a thread of its own.
+each one's next need, and launches one forward pass. While the target computes, it does all work
+that need not wait for the result. Then it sends every request its scores. A library's single
+completion and a server's thirty-two run the same loop; a server runs it in a thread of its own.
 """
 
 from __future__ import annotations
@@ -37,45 +37,47 @@ from duodec.scheduler.rehearsal import Rehearsal
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.slots import Slot, best_slot
 
-_POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
+_POLL_S = 0.0005  # wait for one slot's draft, before others are looked at
 
 Ended = Callable[[ScheduledRequest, str], None]
-"""Told of each entry that ends, and how: as OpenAI's finish reasons, ``abort`` or ``error``."""
+"""A callback for each entry that ends. The reason is one of OpenAI's finish reasons, ``abort`` or
+``error``."""
 
 
 @dataclass
 class _Flight:
-    """One forward pass on its way."""
+    """Hold one forward pass in flight."""
 
     start_s: float
     entries: Sequence[ScheduledRequest]
     queries: Sequence[Query]
-    caches: Set[int]  # that compute it
+    caches: Set[int]  # caches that compute it
     launched: Launched
-    is_here: bool  # computed in this thread, when its result is wanted
+    is_here: bool  # computed in this thread, when its result is requested
 
 
 @dataclass
 class Scheduler:
-    """Use `submit`, then `launch` and `finish_forward` in turn while `launch` is true; `step` does
+    """Call `submit`, then `launch` and `finish_forward` in turn while `launch` is true; `step` does
     both."""
 
     target: Target
     costs: Costs = field(default_factory=Costs)
     num_slots: int = 1
     cores_for_target: int | None = None
-    """Cores that a drafter at work leaves a target on the same ones; None: it shares none."""
+    """The cores that a working drafter leaves to a target on the same cores; None if it shares
+    none."""
     prepare: Callable[[bool], None] = lambda is_drafting: None
-    """Shares the cores of the target, or gives it all of them."""
+    """Share the cores of the target, or give it all of them."""
     is_crowded: Callable[[], bool] = lambda: False
-    """Whether another thread computes for long: then the target leaves cores as for a drafter. With
-    more threads than cores, those that have a core spin until the others do."""
+    """Return whether another thread computes for long. Then the target leaves cores as for a
+    drafter: with more threads than cores, those that have a core spin until the others do."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
-    num_chunk_in_company: int | None = None  # while others decode; None: as many
-    most_slots: int | None = None  # for entries that were submitted together; None: all
+    num_chunk_in_company: int | None = None  # the same while others decode; None: as many
+    most_slots: int | None = None  # slots for entries that were submitted together; None: all
     on_end: Ended = lambda entry, reason: None
     warm_up: Callable[[], None] = lambda: None
-    """Runs the code between two forward passes once, so that it is in the processor's caches."""
+    """Run the code between two forward passes once, so that it is in the processor's caches."""
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
@@ -83,17 +85,18 @@ class Scheduler:
         shared = cache_for(0, is_alone=False).number
         self.budget = BatchBudget(self.costs, self.cores_for_target, shared=shared)
         self.slots = [Slot(i, cache_for(i, is_alone=True)) for i in range(self.num_slots)]
-        self.changed = Condition()  # of what waits and what runs
+        self.changed = Condition()  # notified of changes to waiting and running requests
         self.waiting = Queue()
         self.running: list[ScheduledRequest] = []  # by slot
         self.num_forwards = 0
         self._last_prefill = -1
-        self._is_postponed = False  # prefills, by the last forward pass
+        self._is_postponed = False  # the last forward pass postponed prefills
         self._flight: _Flight | None = None
-        self._is_sharing: bool | None = None  # the cores, by the last forward pass
+        self._is_sharing: bool | None = None  # the last forward pass shared the cores
         self.has_all_cores = False  # a forward pass computes on all of them now
         self._rehearsal = Rehearsal(self.warm_up, self.clock)
-        self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
+        # Bookkeeping of forward passes that is still to be done.
+        self._accounts: list[Callable[[], None]] = []
 
     # --- for its owner; `submit` and `ScheduledRequest.abort` also for other threads
 
@@ -102,22 +105,22 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def submit(self, entries: Sequence[ScheduledRequest]) -> None:
-        """Queue them; they take turns with those of other calls."""
+        """Queue entries; they take turns with those of other calls."""
         with self.changed:
             self.waiting.extend(entries)
             self.changed.notify_all()
 
     def step(self) -> bool:
-        """One forward pass; False when there is nothing to do."""
+        """Run one forward pass; return False when there is nothing to do."""
         if not self.launch():
             return False
         self.finish_forward()
         return True
 
     def launch(self) -> bool:
-        """Start the next forward pass, and deliver the last one's text while it runs. False when
-        nothing is left to do; then all is delivered."""
-        if self._flight is not None:  # somebody else launched
+        """Start the next forward pass, and deliver the last one's text while it runs. Returns False
+        when nothing is left to do; then all is delivered."""
+        if self._flight is not None:  # another caller launched
             self.finish_forward()
         self.drop_aborted()
         if self.waiting:
@@ -158,20 +161,20 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001  whoever caused it is told
             self._blame(flight.entries, error)
             return
-        except BaseException:  # an interrupt: what these slots hold is not known
+        except BaseException:  # after an interrupt the content of these slots is not known
             for entry in flight.entries:
                 entry.slot.forget()
             raise
         finally:
             self.has_all_cores = False
-        if late_s:  # the caller's time, not the target's
+        if late_s:  # this is the caller's time, not the target's
             for entry in flight.entries:
                 entry.request.outside_s += late_s
         self._take_scores(flight, scores, due_s if late_s else self.clock())
 
     @property
     def is_computing_elsewhere(self) -> bool:
-        """A forward pass is in flight that this thread does not compute."""
+        """Return whether a forward pass is in flight that this thread does not compute."""
         return self._flight is not None and not self._flight.is_here
 
     def release_cores(self) -> None:
@@ -181,12 +184,12 @@ class Scheduler:
             self._is_sharing = False
 
     def close(self, error: Exception | None = None) -> None:
-        """End what runs or waits; whoever waits for it is told ``error``, if there is one."""
+        """End all running and waiting requests, and send them ``error``, if there is one."""
         with self.changed:
             entries = [*self.running, *self.waiting]
         for entry in entries:
             if error is not None and not entry.is_aborted:
-                entry.say(Failed(error))
+                entry.on_output(Failed(error))
             entry.abort()
         self.drop_aborted()
         self._flight = None
@@ -194,7 +197,7 @@ class Scheduler:
     # --- admission
 
     def drop_waiting(self) -> None:
-        """End what was aborted in the queue; any thread may call it."""
+        """End aborted requests in the queue; any thread may call it."""
         with self.changed:
             dropped = [entry for entry in self.waiting if entry.is_aborted]
             if dropped:
@@ -204,16 +207,16 @@ class Scheduler:
             self.on_end(entry, "abort")
 
     def drop_aborted(self) -> None:
-        """End what nobody waits for any more."""
+        """End aborted requests."""
         if self.waiting:
             self.drop_waiting()
         for entry in [entry for entry in self.running if entry.is_aborted]:
             self._end(entry, "abort")
         if not self.running and self._flight is not None and self._flight.is_here:
-            self._flight = None  # nobody wants what it would compute
+            self._flight = None  # its result is not needed
 
     def _admit(self) -> None:
-        """Waiting entries into idle slots, in the order of the queue."""
+        """Admit waiting entries into idle slots, in the order of the queue."""
         while self.waiting and len(self.running) < self.num_slots:
             used = [entry.slot for entry in self.running]
             idle = [slot for slot in self.slots if slot not in used]
@@ -251,7 +254,8 @@ class Scheduler:
             self._advance(entry, None)
 
     def _choose_cache(self, entry: ScheduledRequest) -> None:
-        """Compute a request in the cache for it, in the company that it has now."""
+        """Choose the cache that computes a request, given the other requests that are running
+        now."""
         slot = entry.slot
         slot.cache = self.target.cache_for(
             slot.number,
@@ -264,7 +268,7 @@ class Scheduler:
 
     def _advance(self, entry: ScheduledRequest, result: Forward | Drafted | None) -> None:
         """Send a request what it waited for, and take its next need."""
-        if entry.is_aborted:  # while the target or the drafter was at work for it
+        if entry.is_aborted:  # while the target or the drafter worked for it
             self._end(entry, "abort")
             return
         request = entry.request
@@ -296,11 +300,11 @@ class Scheduler:
             self._deliver(entry)  # its text does not wait with it
 
     def _await_drafts(self) -> None:
-        """Let those who wait for drafts have them, for as long as others can be kept waiting."""
+        """Wait for drafts that requests need, as long as other requests can be kept waiting."""
         end_s: float | None = None
         while waiting := [entry for entry in self.running if isinstance(entry.need, Wait)]:
             for entry in waiting:
-                if len(waiting) < len(self.running):  # somebody is ready
+                if len(waiting) < len(self.running):  # some request is ready
                     end_s = self.clock() + self.budget.patience_s() if end_s is None else end_s
                     if self.clock() >= end_s:
                         return
@@ -319,16 +323,17 @@ class Scheduler:
         slice_s = min(_POLL_S, max(0.0, entry.deadline_s - begin_s))
         drafted = request.drafter.poll(request.slot, slice_s, need.beyond)
         now_s = self.clock()
-        # it returns early with what was waited for, or because that will not come
+        # It returns early with what was waited for, or because that will not come.
         if entry.is_aborted or now_s - begin_s < slice_s or now_s >= entry.deadline_s:
             self._advance(entry, drafted)
 
     # --- the forward pass
 
     def _batch(self) -> list[ScheduledRequest]:
-        """All that decode, and of those that prefill, which take turns, as many as have no more
-        tokens together than a part of a long text, or one; none beside drafts that are longer than
-        that, but then in the next forward pass."""
+        """Return the requests of the next forward pass. All that decode are in it. Requests that
+        prefill take turns: together they have at most the tokens of one part of a long text, or
+        there is one of them. None prefills together with drafts that are longer than that, but then
+        one does in the next forward pass."""
         due = [entry for entry in self.running if isinstance(entry.need, Score)]
         if len(self.running) > 1:
             for entry in due:
@@ -339,7 +344,7 @@ class Scheduler:
         prefills = [entry for entry in due if entry.is_long(num_chunk) or entry.is_at_prompt]
         batch = [entry for entry in due if entry not in prefills]
         if all(entry.is_at_prompt for entry in self.running):
-            num_chunk = self.num_chunk  # nobody waits for a larger part
+            num_chunk = self.num_chunk  # no request waits for a larger part
         elif self.is_crowded():
             num_chunk = -(-num_chunk // 2)  # fewer cores compute it
         num_drafted = sum(entry.num_unread - 1 for entry in batch)
@@ -371,7 +376,7 @@ class Scheduler:
         )
 
     def _rehearse(self, flight: _Flight) -> None:
-        """Prepare what follows a lone request's forward pass."""
+        """Prepare what follows the forward pass of a single request."""
         (entry,), (query,) = flight.entries, flight.queries
         if entry.part is not None or entry not in self.running:
             return
@@ -392,7 +397,7 @@ class Scheduler:
             self._note_forward, flight, num_rows, proposed, known, len(self.running), end_s
         )
         self._accounts.append(account)
-        if flight.is_here or len(self.running) > 1:  # nothing to gain, or to share by what it cost
+        if flight.is_here or len(self.running) > 1:  # nothing to gain, or the cost is shared
             self._settle()
         parts = zip(flight.entries, flight.queries, scores, known, strict=True)
         for entry, query, own, before in parts:
@@ -405,7 +410,7 @@ class Scheduler:
             self._settle()
 
     def _blame(self, entries: Sequence[ScheduledRequest], error: Exception) -> None:
-        """Alone, each of them shows whose fault it was; the others go on."""
+        """Run each request alone to find which one failed; the others go on."""
         entries = [entry for entry in entries if entry in self.running]
         for entry in entries:
             entry.slot.forget()
@@ -431,7 +436,7 @@ class Scheduler:
     # --- accounts: what one request's next forward pass need not wait for
 
     def _settle(self) -> None:
-        """Note what forward passes brought and cost, in their order."""
+        """Record what forward passes brought and cost, in their order."""
         while self._accounts:
             self._accounts.pop(0)()
 
@@ -458,7 +463,7 @@ class Scheduler:
     def _note_round(self, entry: ScheduledRequest, number: int, now_s: float) -> None:
         done = entry.request.rounds[number]
         entry.counts = entry.counts.plus(done)
-        self.budget.took(len(done.tokens))
+        self.budget.count_tokens(len(done.tokens))
         entry.finish_s = now_s
         if entry.first_s is None:
             entry.first_s = now_s
@@ -466,17 +471,17 @@ class Scheduler:
     # --- what is said
 
     def _deliver(self, entry: ScheduledRequest) -> None:
-        """Do what was put off, and say the new text."""
+        """Do deferred work, and send the new text."""
         try:
             entry.request.run_deferred()
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(entry, error)
             return
         if piece := entry.text_so_far():
-            entry.say(piece)
+            entry.on_output(piece)
 
     def _finish(self, entry: ScheduledRequest) -> None:
-        """The completion came to its end."""
+        """Finish a completion that came to its end."""
         self._settle()
         try:
             entry.request.run_deferred()
@@ -487,24 +492,24 @@ class Scheduler:
         finished = entry.finished()
         entry.is_over = True
         self.on_end(entry, finished.finish_reason)
-        for output in entry.last_words(finished):
-            if not entry.is_aborted:  # by whoever was told the one before
-                entry.say(output)
+        for output in entry.final_outputs(finished):
+            if not entry.is_aborted:  # aborted by the receiver of the output before
+                entry.on_output(output)
 
     def _fail(self, entry: ScheduledRequest, error: Exception) -> None:
         self._end(entry, "error")
         if not entry.is_aborted:
-            entry.say(Failed(error))
+            entry.on_output(Failed(error))
 
     def _end(self, entry: ScheduledRequest, reason: str) -> None:
-        """It does not come to its end."""
+        """End a request before its completion came to its end."""
         entry.is_over = True
         with suppress(Exception):
             self._leave(entry)
         self.on_end(entry, reason)
 
     def _leave(self, entry: ScheduledRequest) -> None:
-        """Free the entry's slot, and let its method put away what it learned."""
+        """Free the entry's slot, and let its method store what it learned."""
         with self.changed:
             if entry not in self.running:
                 return

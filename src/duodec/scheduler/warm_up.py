@@ -1,8 +1,8 @@
-"""Decode a token of a text of its own, shortly before a forward pass of the target ends.
+"""Decode a token of a separate text, shortly before a forward pass of the target ends.
 
-While a target computes elsewhere, the host's core sleeps or runs other code. What then stands
-between two forward passes runs from cold caches and takes several times as long. A warm-up runs
-the same code over one forward pass: a scheduler, a request of plain decoding, `verify`, its output.
+While a target computes elsewhere, the host's core sleeps or runs other code. The code between two
+forward passes then runs from cold caches and takes several times as long. A warm-up runs the same
+code over one forward pass: a scheduler, a request of plain decoding, `verify`, its output.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from duodec.methods.ar import Autoregressive
 from duodec.methods.request import Request
 from duodec.scheduler.scheduled_request import ScheduledRequest
 
-_NUM_TOKENS = 512  # of a text, before another one is begun
+_NUM_TOKENS = 512  # tokens of a text, before another one is begun
 _TOKEN = 0
 
 
 class Steps(Protocol):
-    """What a warm-up needs of a scheduler."""
+    """Name what a warm-up needs of a scheduler."""
 
     def submit(self, entries: Sequence[ScheduledRequest]) -> None: ...
     def step(self) -> bool: ...
 
 
 class WarmUp:
-    """Call it to decode a token. ``scheduler`` makes a scheduler for a target."""
+    """Decode a token on each call. ``scheduler`` makes a scheduler for a target."""
 
     def __init__(self, scheduler: Callable[[Target], Steps]) -> None:
         self._scheduler = scheduler(_Drawn())
@@ -49,7 +49,7 @@ class WarmUp:
 
 
 class _Drawn(Target):
-    """A target that computes nothing: each row draws the same token."""
+    """Compute nothing: each row draws the same token."""
 
     traits = TargetTraits(launches=True, keeps_candidates=True)
 
@@ -62,7 +62,7 @@ class _Drawn(Target):
 
 @dataclass(frozen=True)
 class _Ready:
-    """A forward pass that is over."""
+    """Stand for a forward pass that is over."""
 
     scores: tuple[Scores, ...]
     due_s: float = inf
@@ -72,7 +72,7 @@ class _Ready:
 
 
 class _OneToken(Scores):
-    """Scores of one row."""
+    """Hold the scores of one row."""
 
     num_rows = 1
 

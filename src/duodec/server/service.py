@@ -525,7 +525,7 @@ class Service:
                     tokens,
                     own,
                     method=method,
-                    say=_unheard,
+                    on_output=_unheard,
                     choice=choice,
                     shown=shown,
                     owner=owner,

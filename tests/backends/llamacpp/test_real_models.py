@@ -242,7 +242,7 @@ def test_a_draft_model_anew_has_measured_nothing_and_has_the_same_rows(draft: Ll
     model.clock = lambda: 0.0  # it seems to read for nothing
     before = rows_of(model, text[:2000])
     assert model.window.start > begin
-    other = model.anew()
+    other = model.fresh()
     assert other.window.start == begin
     assert np.array_equal(rows_of(other, text[:2000]), before)
 

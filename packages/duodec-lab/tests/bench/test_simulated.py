@@ -208,14 +208,14 @@ def test_each_forward_pass_within_a_translation_has_its_price() -> None:
 class Taught(TableDraftModel):
     """Has measured itself before."""
 
-    def anew(self) -> DraftModel:
+    def fresh(self) -> DraftModel:
         return DRAFT.load()
 
 
 def test_a_priced_model_anew_has_measured_nothing() -> None:
     priced = PricedModel(ReadTwice(Taught(DRAFT)), TABLE)
     priced.rows(RowQuery(0, TEXT, Draft(), (0,)))
-    other = priced.anew()
+    other = priced.fresh()
     assert other.busy_s == 0.0
     assert isinstance(other.model, ReadTwice)
     assert type(innermost(other.model)) is type(DRAFT.load())

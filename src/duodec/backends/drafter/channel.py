@@ -1,8 +1,8 @@
-"""Frames between a drafter's two processes: a socket that never blocks, whole frames or none.
+"""Exchange frames between a drafter's two processes over a socket that never blocks.
 
-Both ends keep what the kernel will not take yet, so a send returns at once even when the
-peer is stopped. Half a frame from a peer that was killed while it wrote is never seen. No
-lock is shared: a peer may be killed at any instant.
+Frames arrive whole or not at all. Both ends keep what the kernel does not accept yet, so a send
+returns at once even when the peer is stopped. Half a frame from a peer that was killed while it
+wrote is never seen. No lock is shared: a peer may be killed at any instant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duodec.core.prefix import common_prefix
 from duodec.core.sampling.sampler import Distribution, Tokens
 from duodec.errors import BackendUnavailable, DuodecError
 
-NO_SLOT = -1  # frames about the process itself
+NO_SLOT = -1  # slot of frames about the process itself
 
 _HEADER = Struct("<QBIqQ")  # bytes of the body, kind, generation, slot, epoch
 _REQUEST = Struct("<QQ")  # tokens kept of the slot's last text, bytes of the tail
@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """Name what a frame says."""
 
     RECIPE = 1  # parent to child: load this
     REQUEST = 2
@@ -49,7 +49,7 @@ _KINDS = frozenset(Kind)
 
 @dataclass(frozen=True)
 class Frame:
-    """``generation`` counts the processes of one drafter, ``epoch`` its requests."""
+    """Hold a frame. ``generation`` counts the processes of one drafter, ``epoch`` its requests."""
 
     kind: Kind
     generation: int
@@ -58,26 +58,26 @@ class Frame:
     body: bytes = b""
 
     def value(self) -> Any:
-        """The pickled value in the body; both ends are ours."""
+        """Return the pickled value in the body; both ends are ours."""
         return pickle.loads(self.body)  # noqa: S301
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The nodes that are new since the request's last frame, and its seconds so far."""
+    """Hold the nodes that are new since the request's last frame, and its seconds so far."""
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     distributions: Sequence[Distribution] | None = None
-    confidences: Sequence[float] | None = None  # of a tree of candidates
+    confidences: Sequence[float] | None = None  # set for a tree of candidates
     read_s: float = 0.0
     draft_s: float = 0.0
-    busy_s: float = 0.0  # of the process, with all its requests
+    busy_s: float = 0.0  # work of the process for all its requests
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception as it travels: its class, where that is ours, and its message."""
+    """Carry an exception between processes: its class, if that is ours, and its message."""
 
     error: type[DuodecError]
     message: str
@@ -90,24 +90,24 @@ class Failure:
 
 
 def pack_request(known: Tokens, text: Tokens, shape: bytes) -> bytes:
-    """``text`` as its difference from ``known``, and the pickled plan, sampler and owner."""
+    """Pack ``text`` as its difference from ``known``, and the pickled plan, sampler and owner."""
     keep = common_prefix(known, text)
     tail = np.ascontiguousarray(text[keep:], dtype=np.int32).tobytes()
     return b"".join((_REQUEST.pack(keep, len(tail)), tail, shape))
 
 
 def unpack_request(known: Tokens, body: bytes) -> tuple[Tokens, bytes]:
-    """The text and the pickled plan, sampler and owner."""
+    """Return the text and the pickled plan, sampler and owner."""
     keep, num_bytes = _REQUEST.unpack_from(body)
     tail = np.frombuffer(body, np.int32, num_bytes // 4, _REQUEST.size)
     return np.concatenate([known[:keep], tail]), body[_REQUEST.size + num_bytes :]
 
 
 class Channel:
-    """One end of a socket pair that carries frames; owns the socket.
+    """Own one end of a socket pair that carries frames.
 
-    ``is_closed`` once the peer is gone or what it sent is no frame. ``num_bytes`` counts what
-    moved either way: a peer that takes or sends bytes is alive.
+    ``is_closed`` is set once the peer is gone or sent something that is not a frame. ``num_bytes``
+    counts what moved in either direction: a peer that accepts or sends bytes is alive.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -120,11 +120,11 @@ class Channel:
 
     @property
     def is_flushed(self) -> bool:
-        """The kernel has taken all that was sent."""
+        """Return whether the kernel has accepted all that was sent."""
         return not self._outbox
 
     def send(self, frame: Frame) -> None:
-        """Send, or keep for later what the kernel does not take. Never blocks."""
+        """Send a frame, or keep for later what the kernel does not accept. It never blocks."""
         self._outbox += _HEADER.pack(
             len(frame.body), frame.kind, frame.generation, frame.slot, frame.epoch
         )
@@ -132,7 +132,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was kept, as far as the kernel takes it. Never blocks."""
+        """Send what was kept, as far as the kernel accepts it. It never blocks."""
         try:
             while self._outbox and not self.is_closed:
                 with memoryview(self._outbox) as view:
@@ -142,10 +142,10 @@ class Channel:
         except BlockingIOError:
             pass  # the rest waits here
         except OSError:
-            self._outbox.clear()  # nobody will read it; what the peer said is still read
+            self._outbox.clear()  # the peer will not read it; what the peer sent is still read
 
     def receive(self) -> list[Frame]:
-        """The frames that have arrived whole. Never blocks."""
+        """Return the frames that have arrived whole. It never blocks."""
         try:
             while not self.is_closed:
                 data = self._socket.recv(_CHUNK_BYTES)

@@ -1,7 +1,7 @@
-"""The processes that a drafter lives in, one after the other: how they start and end.
+"""Start and end the processes that a drafter lives in, one after the other.
 
-None outlives its owner: an owner that is killed leaves them the end of a pipe, one that is
-forgotten or exits stops them, and a fork of the owner leaves them alone.
+None outlives its owner. An owner that is killed closes the end of their pipe, one that is forgotten
+or exits stops them, and a fork of the owner does not affect them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duodec.core.sampling.sampler import Tokens
 from duodec.errors import DuodecError
 from duodec.machine.processes import NO_GPU, OWN_GROUP
 
-_PROVEN_S = 30.0  # ready for so long: earlier failures are forgotten
+_PROVEN_S = 30.0  # after this time of being ready, earlier failures are forgotten
 _LAST_EXIT_S = 5.0  # after SIGKILL
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -52,28 +52,28 @@ main(int(generation), int(sock), int(lifeline), problem)
 
 @dataclass(frozen=True)
 class Fault:
-    """What befell a drafter, as a predicate, and the typed error behind it."""
+    """Describe a drafter's failure as a predicate, with its typed error."""
 
     what: str
     error: DuodecError | None = None
 
 
 class Child:
-    """One process, its channel, a pipe whose end it does not survive, and what it has told."""
+    """Hold one process, its channel, a pipe whose end it does not survive, and what it has sent."""
 
     def __init__(self, command: list[str], cores: str, env: Mapping[str, str], count: int) -> None:
-        """Start it. Raises OSError."""
+        """Start the process. Raises OSError."""
         ours, theirs = socket.socketpair()
         theirs_lifeline, self._lifeline = os.pipe()
         self.generation = count
         self.channel = Channel(ours)
         self.start_s = perf_counter()
         self.ready_s: float | None = None
-        self.texts: dict[int, Tokens] = {}  # by slot, the last one sent
+        self.texts: dict[int, Tokens] = {}  # last text sent, by slot
         self.has_drafted = False
         self.failed: Failure | None = None  # its first request that failed
         self.is_failed_told = False
-        self.last_words: Failure | None = None
+        self.fatal_error: Failure | None = None  # it ended the process
         self._doubt_s: float | None = None  # when something first seemed wrong
         is_debug = bool(env.get("DUODEC_DEBUG"))
         fds = (theirs.fileno(), theirs_lifeline)
@@ -83,7 +83,8 @@ class Child:
                 env=env,
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                stdout=2 if is_debug else subprocess.DEVNULL,  # never ours: it carries the text
+                # Never our stdout, which carries the text.
+                stdout=2 if is_debug else subprocess.DEVNULL,
                 stderr=None if is_debug else subprocess.DEVNULL,
             )
         except BaseException:
@@ -99,25 +100,26 @@ class Child:
 
     @property
     def is_ready(self) -> bool:
-        """It has loaded its model."""
+        """Return whether it has loaded its model."""
         return self.ready_s is not None
 
     @property
     def is_proven(self) -> bool:
-        """It works: its end would be a new incident, not the last one's."""
+        """Return whether it works, so that its end would be a new incident."""
         is_old = self.ready_s is not None and perf_counter() - self.ready_s > _PROVEN_S
         return self.has_drafted or is_old
 
     @property
     def is_over(self) -> bool:
-        """It was killed or stopped, and is reaped now."""
+        """Return whether it was killed or stopped, and reap it."""
         return self._lifeline < 0 and not self.is_running()
 
     def is_running(self) -> bool:
         return self._process.poll() is None
 
     def receive(self) -> Iterator[Frame]:
-        """The frames about requests that have arrived; those about itself are taken in."""
+        """Yield the frames about requests that have arrived; frames about the process itself are
+        handled here."""
         for frame in self.channel.receive():
             if frame.generation != self.generation:
                 continue
@@ -126,17 +128,18 @@ class Child:
             elif frame.kind == Kind.READY:
                 self.ready_s = perf_counter()
             elif frame.kind == Kind.ERROR:
-                self.last_words = frame.value()
+                self.fatal_error = frame.value()
 
     def is_doubted_for(self, seconds: float, is_doubtful: bool) -> bool:
-        """Something seems wrong now, and has at every look for so long."""
+        """Return whether something seems wrong now, and has seemed so at every look for
+        ``seconds``."""
         now_s = perf_counter()
         self._doubt_s = (self._doubt_s or now_s) if is_doubtful else None
         return self._doubt_s is not None and now_s - self._doubt_s > seconds
 
     def ending(self) -> Fault:
-        """How it ended."""
-        words = self.last_words
+        """Return how it ended."""
+        words = self.fatal_error
         if words is not None:
             what = "died" if self.is_ready else "could not load its model"
             return Fault(f"{what} ({words.message})", words.error(words.message))
@@ -146,12 +149,12 @@ class Child:
         return Fault(f"died (signal {-code})" if code < 0 else f"died (exit status {code})")
 
     def kill(self) -> None:
-        """Kill it; returns at once, `is_over` reaps it later."""
+        """Kill it and return at once; `is_over` reaps it later."""
         self._process.kill()
         self._let_go()
 
     def stop(self, patience_s: float) -> None:
-        """Ask it to exit, kill it if it has not by then, reap it."""
+        """Ask it to exit, kill it if it has not exited by then, and reap it."""
         self.channel.close()
         try:
             self._process.wait(patience_s)
@@ -169,7 +172,8 @@ class Child:
 
 
 class Children:
-    """All processes of one drafter: started alike, stopped when this is closed or forgotten."""
+    """Hold all processes of one drafter. They are started alike, and stopped when this is closed or
+    forgotten."""
 
     def __init__(
         self,
@@ -191,18 +195,18 @@ class Children:
         return not self._finalizer.alive
 
     def start(self) -> Child:
-        """Start the next. Raises OSError."""
+        """Start the next process. Raises OSError."""
         self.num_started += 1
         child = Child(self._command, self._cores, self._env, self.num_started)
         self._children.append(child)
         return child
 
     def reap(self) -> None:
-        """Forget those that were killed and have ended."""
+        """Forget killed processes that have ended."""
         self._children[:] = [child for child in self._children if not child.is_over]
 
     def close(self, patience_s: float) -> None:
-        """Ask all to exit, and kill those that have not by then."""
+        """Ask all to exit, and kill those that have not exited by then."""
         if self._finalizer.detach():
             _stop_all(self._children, os.getpid(), patience_s)
 

@@ -1,7 +1,7 @@
-"""Draft on the target's own device, in its thread: step by step, as drafts are waited for.
+"""Draft on the target's own device, in its thread: step by step, while drafts are waited for.
 
-No process and no message lies between the two. What it drafts is as untrusted as any draft, and
-what it raises ends no text: from then on another drafter drafts.
+No process and no message lies between the two. Its drafts are as untrusted as any draft, and an
+error in it ends no text: from then on another drafter drafts.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, Drafter, DraftModel, DraftRequest
 from duodec.core.sampling.grammar import Grammar, Mask
 
-_MOST_FAULTS = 2  # in a row: what fails once may have been short of memory
+_MOST_FAULTS = 2  # in a row; a single failure may be a lack of memory
 
 
 class ClosingDrafter(Drafter, Protocol):
-    """A drafter that frees what it holds."""
+    """Define a drafter that can be closed."""
 
     def close(self) -> None: ...
 
 
 @dataclass
 class _Work:
-    """What makes the next step of a slot's draft, and what is drafted."""
+    """Hold the steps of a slot's draft, and what is drafted so far."""
 
     steps: Iterator[Draft | CandidateTree]
     drafted: Drafted
 
     def add(self, made: Draft | CandidateTree, seconds: float) -> None:
-        """A step more, which took so long."""
+        """Record one more step, which took ``seconds``."""
         before = self.drafted
         done = replace(
             before,
@@ -47,7 +47,7 @@ class _Work:
             return
         tree = before.tree or CandidateTree()
         num_before, new = tree.num_expanded, slice(len(tree), None)
-        # a copy of its own: the model's goes on growing under the method's eyes
+        # This is a separate copy, because the model's tree grows while the method reads it.
         tree.extend(made.tokens[new], made.parents[new], made.confidences[new])
         if before.tree is None:  # what is left of the last tree
             self.drafted = replace(done, tree=tree)
@@ -58,10 +58,10 @@ class _Work:
 
 
 class DrafterInTurns:
-    """A `Drafter` that computes within `poll`, one step after another, until there is enough.
+    """Compute within `poll`, one step after another, until there is enough.
 
-    A ``model`` that raises twice in a row is freed. ``on_warning`` is told in one line, and what
-    ``fall_back`` makes drafts from then on, in the model's stead. ``free`` frees the model.
+    A ``model`` that raises twice in a row is freed. Then ``on_warning`` is called with one line,
+    and the drafter that ``fall_back`` makes drafts in place of the model. ``free`` frees the model.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class DrafterInTurns:
         self._model: DraftModel | None = model
         self._free = free
         self._fall_back, self._on_warning, self._clock = fall_back, on_warning, clock
-        self._other: ClosingDrafter | None = None  # that drafts in the model's stead
+        self._other: ClosingDrafter | None = None  # drafts in place of the model
         self._work: dict[int, _Work] = {}
-        self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
-        self._owners: dict[int, str] = {}  # by slot, whose text the model knows
+        self._masks: dict[int, tuple[Grammar, Mask]] = {}  # last mask by slot
+        self._owners: dict[int, str] = {}  # owner of the text that the model knows, by slot
         self._num_faults = 0
         model.compute_alone(True)
 
     @property
     def takes_turns(self) -> bool:
-        """It computes only while it is waited for."""
+        """Return True: it computes only while it is waited for."""
         return self._other is None
 
     @property
@@ -103,7 +103,7 @@ class DrafterInTurns:
 
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
         """Compute until the plan is complete or there are more than ``beyond`` candidates. Nothing
-        is computed without a wait, and a step that was begun is finished."""
+        is computed without a wait, and a started step is finished."""
         if self._other is not None:
             return self._other.poll(slot, wait_s, beyond)
         end_s = self._clock() + wait_s
@@ -129,15 +129,15 @@ class DrafterInTurns:
             work.drafted, work.steps = Drafted(busy_s=work.drafted.busy_s), iter(())
 
     def _own(self, model: DraftModel, slot: int, owner: str) -> None:
-        """The slot's text is this owner's from now on; of another's, nothing stays known."""
+        """Assign the slot's text to this owner; nothing stays known of another owner's."""
         if self._owners.get(slot, "") != owner:
             self._masks.pop(slot, None)
             model.forget(slot)
         self._owners[slot] = owner
 
     def _steps(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft | CandidateTree]:
-        """The steps of a plan, with a mask of the drafter's own where a grammar can be followed:
-        the target's is not to see what is only drafted."""
+        """Yield the steps of a plan. A grammar is followed with a separate mask: the target's must
+        not see what is only drafted."""
         grammar, mask = request.sampler.params.grammar, None
         if grammar is not None and model.traits.has_masks:
             known = self._masks.get(request.slot)

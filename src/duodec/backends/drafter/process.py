@@ -1,7 +1,7 @@
-"""A drafter in a process of its own: own interpreter lock, own cores, own crashes.
+"""Run a drafter in a process of its own: own interpreter lock, own cores, own crashes.
 
-The parent's side of `duodec.backends.drafter.worker`. Whatever happens over there, a text goes on:
-a drafter that dies or hangs drafts less, is named in one warning and is started anew.
+This is the parent's side of `duodec.backends.drafter.worker`. Whatever happens there, a text goes
+on: a drafter that dies or hangs drafts less, is reported in one warning and is restarted.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from duodec.backends.drafter.supervision import DOUBT_S, HANG_S, HangDetector, I
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 from duodec.errors import BackendUnavailable
 
-_CLOSED_S = 0.001  # between two looks at one whose end is not known yet
+_CLOSED_S = 0.001  # between two looks at a process whose end is not known yet
 _EXIT_S = 0.5
 
 
 class Recipe(Protocol):
-    """What the child makes its model of: a picklable value of an importable module."""
+    """Make the child's model; a picklable value of an importable module."""
 
     def load(self) -> DraftModel:
         """Load the model, in the child. Raises the typed errors of loading."""
 
 
 class ProcessDrafter:
-    """A `Drafter` whose model runs in a process of its own, on ``cores`` of its own.
+    """Draft with a model in a process of its own, on ``cores`` of its own.
 
-    The constructor returns at once; until the model is loaded, and after a fault until it is
-    loaded again, drafts are empty. ``num_threads`` bounds the thread pools of its libraries, which
-    see no GPU; ``env`` adds to its environment and wins. ``on_warning`` is called with one line an
-    incident, from the caller's thread, in `submit`, `poll`, `cancel` or `is_ready`; those never
-    raise and never wait for the process, but for `poll`'s own wait. Requests' texts must not
+    The constructor returns at once. Drafts are empty until the model is loaded, and after a fault
+    until it is loaded again. ``num_threads`` bounds the thread pools of its libraries, which see no
+    GPU. ``env`` adds to its environment and wins. ``on_warning`` is called with one line per
+    incident, from the caller's thread, in `submit`, `poll`, `cancel` or `is_ready`. These never
+    raise and never wait for the process, except for `poll`'s own wait. Requests' texts must not
     change, and plans must be picklable values of importable modules.
 
-    For one thread: two callers need a lock around it. With DUODEC_DEBUG set, the process
+    One thread may use it: two callers need a lock around it. With DUODEC_DEBUG set, the process
     writes to our stderr, otherwise nowhere.
     """
 
@@ -64,21 +64,21 @@ class ProcessDrafter:
         self._requests = Requests()
         self._incidents = Incidents()
         self._hang_detector = HangDetector()
-        self._start_fault: Fault | None = None  # why the last start came to nothing
+        self._start_fault: Fault | None = None  # why the last start failed
         self._retry_s = 0.0
         self._start()
 
     # --- the Drafter ---
 
     def submit(self, request: DraftRequest) -> None:
-        """Start to draft; sends what is new of the text, and never blocks."""
+        """Start to draft. It sends what is new of the text, and never blocks."""
         self._tick()
         self._requests.ask(request)
         self._send()
 
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
-        """What has arrived. Waits only for a process that is drafting: not while it reads a
-        long text, starts, or is gone."""
+        """Return what has arrived. It waits only for a process that is drafting: not while it reads
+        a long text, starts, or is gone."""
         end_s = perf_counter() + wait_s
         self._tick()
         while (
@@ -95,11 +95,12 @@ class ProcessDrafter:
         return self._requests.drafted(slot)
 
     def heard(self, slot: int) -> Drafted:
-        """What had arrived by the last call of any other method; does not look for more."""
+        """Return what had arrived by the last call of any other method, without looking for
+        more."""
         return self._requests.drafted(slot)
 
     def cancel(self, slot: int) -> None:
-        """Stop the slot's work within one draft step and forget what it made; never blocks."""
+        """Stop the slot's work within one draft step and forget its result; it never blocks."""
         self._tick()
         self._requests.cancel(slot)
         self._send()
@@ -108,28 +109,29 @@ class ProcessDrafter:
 
     @property
     def restarts(self) -> int:
-        """Processes started after the first."""
+        """Return the number of processes started after the first."""
         return self._children.num_started - 1
 
     @property
     def pid(self) -> int | None:
-        """The process; None while there is none."""
+        """Return the process id; None while there is no process."""
         return None if self._child is None else self._child.pid
 
     @property
     def is_alive(self) -> bool:
-        """There is a process that runs, though it may hang or load."""
+        """Return whether a process runs, though it may hang or load."""
         return self._child is not None and self._child.is_running()
 
     @property
     def is_ready(self) -> bool:
-        """The model is loaded and the process runs. Looks, so it also restarts what is gone."""
+        """Return whether the model is loaded and the process runs. This also restarts a process
+        that is gone."""
         self._tick()
         return self._child is not None and self._child.is_ready
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until the model is loaded. Raises the error that loading it raised, and
-        BackendUnavailable when the process ends or ``timeout_s`` passes before."""
+        BackendUnavailable if the process ends or ``timeout_s`` passes before."""
         timeout_s = self._start_timeout_s if timeout_s is None else timeout_s
         end_s = perf_counter() + timeout_s
         fault = self._start_fault
@@ -157,7 +159,7 @@ class ProcessDrafter:
         raise BackendUnavailable(f"drafter '{self._name}' was closed")
 
     def close(self) -> None:
-        """End the process, within half a second or by force. Later requests stay unanswered."""
+        """End the process, within half a second or by force. Later requests get no response."""
         self._children.close(_EXIT_S)
         self._child = None
         self._requests.give_up()
@@ -182,7 +184,7 @@ class ProcessDrafter:
             self._requests.send_to(self._child)
 
     def _tick(self) -> None:
-        """Move on, and say in a line what went wrong; two lines an incident at most."""
+        """Move on, and report in one line what went wrong; at most two lines per incident."""
         fault = self._advance()
         child = self._child
         if child is not None and child.failed is not None and not child.is_failed_told:
@@ -195,13 +197,14 @@ class ProcessDrafter:
             self._on_warning(f"drafter '{self._name}' {fault.what}; {remedy}")
 
     def _advance(self) -> Fault | None:
-        """Listen, send, notice a fault and restart what is down. Never blocks."""
+        """Receive, send, detect a fault and restart what is down. It never blocks."""
         self._children.reap()
         child = self._child
         if child is None:
             is_due = not self._children.is_closed and perf_counter() >= self._retry_s
             return self._start() if is_due else None
-        is_running = child.is_running()  # before listening: its last words are in by then
+        # Checked first: all that it sent before its end is then received.
+        is_running = child.is_running()
         self._requests.listen_to(child)
         if child.is_ready:
             self._start_fault = None
@@ -214,11 +217,12 @@ class ProcessDrafter:
         return fault
 
     def _fault(self, child: Child, is_running: bool) -> Fault | None:
-        """What is certainly wrong with it. What only seems so is looked at again: nobody waits."""
+        """Return what is certainly wrong with it. What only seems wrong is checked again later,
+        without a wait."""
         is_closed = child.channel.is_closed
-        if not is_running or (is_closed and child.last_words is not None):
+        if not is_running or (is_closed and child.fatal_error is not None):
             return child.ending()
-        # a process is reaped after its files are closed, and the machine may have slept
+        # A process is reaped after its files are closed, and the machine may have slept.
         hung_s = (
             self._hang_detector.hung_s(child.pid, *self._requests.silence())
             if child.is_ready
@@ -231,7 +235,7 @@ class ProcessDrafter:
         return None
 
     def _retire(self, fault: Fault, *, was_ready: bool) -> None:
-        """There is no child any more; a new one is due, at once or later."""
+        """Remove the child; a new one is due, at once or later."""
         self._start_fault = None if was_ready else fault
         self._child = None
         self._requests.give_up()

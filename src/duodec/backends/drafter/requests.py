@@ -1,4 +1,4 @@
-"""Keep the requests to a drafter's process, and what has come of them so far."""
+"""Keep the requests to a drafter's process, and what has arrived for them so far."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from duodec.core.protocols import Drafted, DraftRequest, Plan
 from duodec.core.sampling.sampler import Distribution, Sampler, Tokens
 
 _NOTHING = np.empty(0, dtype=np.int32)
-_Shape = tuple[Plan, Sampler, str]  # a request without its text
+_Shape = tuple[Plan, Sampler, str]  # A request without its text.
 
 
 @dataclass
 class _Received:
-    """What has arrived for a slot's last request."""
+    """Hold what has arrived for a slot's last request."""
 
     epoch: int
     tokens: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class _Received:
                 self.num_kept = self.tree.num_expanded
             elif not self.num_kept and not self.root_s:
                 self.root_s = progress.draft_s
-                self.num_kept = self.tree.num_expanded - 1  # it may have read a seed, too
+                self.num_kept = self.tree.num_expanded - 1  # it may also have read a seed
         self.read_s, self.draft_s = progress.read_s, progress.draft_s
         self.reading = kind if kind in READINGS else None
         self.is_complete = kind == Kind.DONE
@@ -86,7 +86,7 @@ class _Received:
 
 @dataclass(frozen=True)
 class _Message:
-    """A request, or without a text a cancel, that was not begun to be sent."""
+    """Hold a request, or without a text a cancel, whose sending has not begun."""
 
     epoch: int
     text: Tokens | None = None
@@ -94,83 +94,85 @@ class _Message:
 
 
 class Requests:
-    """Each slot's last request, its way to a child and what came back. Never blocks."""
+    """Hold each slot's last request, its way to a child and what came back. It never blocks."""
 
     def __init__(self) -> None:
         self._epoch = 0
         self._received: dict[int, _Received] = {}
-        self._queue: dict[int, _Message] = {}  # at most one a slot
+        self._queue: dict[int, _Message] = {}  # at most one per slot
         self._silence = Silence()
-        self._busy_s = 0.0  # of the child, as last heard
+        self._busy_s = 0.0  # the child's last report
         self._last_shape: tuple[_Shape | None, bytes] = None, b""
         self._steps, self._chunks = Pace(), Pace()
 
     def ask(self, request: DraftRequest) -> None:
-        """Put a request in the place of the slot's last one."""
+        """Replace the slot's last request with this one."""
         self._epoch += 1
         shape = self._shape(request)
-        # a child in the middle of a long text goes on reading until it sees this
+        # A child in the middle of a long text goes on reading until it sees this.
         old = self._received.get(request.slot)
         self._received[request.slot] = _Received(self._epoch, reading=old.reading if old else None)
         self._put(request.slot, _Message(self._epoch, request.text, shape))
 
     def cancel(self, slot: int) -> None:
-        """Forget what came for the slot and tell the child, which may still be at work on it."""
+        """Forget what arrived for the slot and tell the child, which may still be working on it."""
         received = self._received.pop(slot, None)
-        # told even if its request was never sent: the one before it may still be in work
+        # The child is told even if the request was never sent: it may still be working on the one
+        # before.
         if received is not None:
             self._put(slot, _Message(received.epoch))
 
     def drafted(self, slot: int) -> Drafted:
-        """What has arrived for the slot's last request."""
+        """Return what has arrived for the slot's last request."""
         received = self._received.get(slot)
         return Drafted() if received is None else received.drafted(self._busy_s)
 
     def is_drafting(self, slot: int, beyond: int | None = None) -> bool:
-        """The slot is owed more (than ``beyond`` candidates), and no long text is being read
-        before that."""
+        """Return whether the slot expects more (than ``beyond`` candidates), and no long text is
+        read before that."""
         received = self._received.get(slot)
         if received is None or received.is_complete or self._is_reading():
             return False
         return beyond is None or received.tree is None or len(received.tree) <= beyond
 
     def silence(self) -> tuple[float | None, float]:
-        """Since when the child has kept us waiting, and for how many seconds that is nothing odd;
+        """Return since when the child has kept us waiting, and for how many seconds that is normal.
         None: it owes us nothing."""
         is_reading = any(received.reading for received in self._received.values())
         pace = self._chunks if is_reading else self._steps
         return self._silence.since_s, pace.limit_s()
 
     def is_overdue(self) -> bool:
-        """Silent for so long that nobody should wait for it any more."""
+        """Return whether the child has been silent too long to be waited for."""
         since_s, limit_s = self.silence()
         return since_s is not None and perf_counter() - since_s > limit_s + DOUBT_S
 
     def give_up(self) -> None:
-        """The child is gone: what it made stays, what it owed is not waited for."""
+        """Handle a child that is gone: its results stay, and nothing else is expected from it."""
         self._queue.clear()
         self._silence.end(is_more_owed=False)
         for received in self._received.values():
             received.end()
 
     def send_to(self, child: Child) -> None:
-        """Send what the child takes now; requests only when it is ready."""
+        """Send what the child accepts now; requests only when it is ready."""
         channel = child.channel
         channel.flush()
-        # a message is made when its sending begins: its text is told relative to the last one sent
+        # A message is made when its sending begins: its text is relative to the last one sent.
         while self._queue and child.is_ready and channel.is_flushed and not channel.is_closed:
             slot = next(iter(self._queue))
             channel.send(_frame(child, slot, self._queue.pop(slot)))
             self._silence.ask()
 
     def listen_to(self, child: Child) -> None:
-        """Take what has arrived and send what can be; any byte that moves is a sign of life."""
+        """Receive what has arrived and send what is possible; any byte that moves is a sign of
+        life."""
         num_bytes = child.channel.num_bytes
         try:
             for frame in child.receive():
                 self._hear(frame, child)
         except Exception as error:  # noqa: BLE001  a peer that sends no sense is as good as dead
-            child.last_words = Failure.of(error)
+            child.fatal_error = Failure.of(error)
             child.channel.is_closed = True
         self.send_to(child)
         if child.channel.num_bytes > num_bytes:
@@ -178,7 +180,8 @@ class Requests:
             self._silence.end(is_more_owed=is_owed)
 
     def _shape(self, request: DraftRequest) -> bytes:
-        """The pickled plan, sampler and owner: most requests have those of the one before."""
+        """Return the pickled plan, sampler and owner; most requests share those of the one
+        before."""
         last, shape = self._last_shape
         own = request.plan, request.sampler, request.owner
         if last is None or own[0] is not last[0] or own[1] is not last[1] or own[2] != last[2]:
@@ -187,7 +190,7 @@ class Requests:
         return shape
 
     def _put(self, slot: int, message: _Message) -> None:
-        """Queue it; what waits is replaced by what is newer."""
+        """Queue a message in place of the slot's waiting one."""
         self._queue.pop(slot, None)
         self._queue[slot] = message
 
@@ -195,7 +198,7 @@ class Requests:
         received = self._received.get(frame.slot)
         if received is None:
             return  # cancelled
-        if received.epoch != frame.epoch:  # superseded; but who drafts has done with reading
+        if received.epoch != frame.epoch:  # superseded; but a drafting child has finished reading
             if frame.kind not in READINGS:
                 received.reading = None
             return
@@ -213,7 +216,7 @@ class Requests:
         child.has_drafted = child.has_drafted or frame.kind in (Kind.NODES, Kind.DONE)
 
     def _is_reading(self) -> bool:
-        """Apart from any step: nobody waits for it."""
+        """Return whether a text is read apart from any step; then no caller waits for it."""
         return any(received.reading == Kind.READING for received in self._received.values())
 
 

@@ -70,8 +70,8 @@ class HangDetector:
         self._before: Activity | None = None  # what it had done early in that silence
 
     def hung_s(self, pid: int, since_s: float | None, limit_s: float) -> float:
-        """How long a process that hangs has been silent, where silence of ``limit_s`` seconds is
-        nothing odd; 0 for one that does not hang."""
+        """Return how long a process that hangs has been silent, where silence of ``limit_s``
+        seconds is nothing odd; 0 for one that does not hang."""
         silent_s = 0.0 if since_s is None else self._clock() - since_s
         if since_s is None or silent_s < _GLANCE_S:
             return 0.0
@@ -110,7 +110,7 @@ class Incidents:
         return min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0 ** min(max(0, num_before - 1), 10))
 
     def remedy(self) -> str | None:
-        """What to say is being done; None when enough was said."""
+        """Return what to say is being done; None when enough was said."""
         self._num_told += 1
         if self._num_told == 1:
             return "going on without drafts until a restart works"

@@ -1,9 +1,9 @@
-"""The drafter's process: takes texts, grows drafts one step at a time, sends each step's nodes.
+"""Run in the drafter's process: take texts, grow drafts one step at a time, send each step's nodes.
 
 Between two steps it looks at its socket, so a newer request or a cancel takes effect within one
-step; with nothing to draft it lets the model read older text, a little at a time, and with nothing
-to read it sleeps in the kernel. It dies with its parent. Started by
-`duodec.backends.drafter.child` only, which has set the environment and the cores already.
+step. With nothing to draft it lets the model read older text, a little at a time. With nothing to
+read it sleeps in the kernel. It dies with its parent. Only `duodec.backends.drafter.child` starts
+it, and has set the environment and the cores already.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
 from duodec.errors import BadOption
 
-LONG_TEXT = 64  # new tokens from which reading is announced, so that nobody waits for it
+LONG_TEXT = 64  # from this many new tokens on reading is announced, so that no caller waits for it
 _LAST_WORDS_S = 1.0
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
-class _Abandoned(BaseException):  # so that no model's `except Exception` eats it
-    """The text being read is no longer wanted."""
+class _Abandoned(BaseException):  # so that no model's `except Exception` catches it
+    """Raised when the text being read is no longer needed."""
 
 
 @dataclass
 class _ActiveRequest:
-    """A request in work; ``steps`` is None until its text was read."""
+    """Hold a request in progress; ``steps`` is None until its text was read."""
 
     epoch: int
     request: DraftRequest
@@ -62,24 +62,25 @@ class _ActiveRequest:
 
     @property
     def reading(self) -> Kind:
-        """How its reading is told: in turns the target waits, so the first step reads a long text,
-        on all cores."""
+        """Return how its reading is reported: in turns the target waits, so the first step reads a
+        long text, on all cores."""
         in_turns = isinstance(self.request.plan, InTurns)
         return Kind.READING_IN_STEP if in_turns else Kind.READING
 
 
 class Worker:
-    """The child's loop over one channel and one model."""
+    """Run the child's loop over one channel and one model."""
 
     def __init__(self, channel: Channel, generation: int, model: DraftModel) -> None:
         self._channel = channel
         self._generation = generation
         self._model = model
-        self._active: dict[int, _ActiveRequest] = {}  # by slot, whose turn it is first
-        self._texts: dict[int, Tokens] = {}  # by slot, the last one received
-        self._seen: dict[int, Tokens] = {}  # by slot, the last one read
-        self._owners: dict[int, str] = {}  # by slot, whose text that is
-        self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
+        # By slot; the slot whose turn it is comes first.
+        self._active: dict[int, _ActiveRequest] = {}
+        self._texts: dict[int, Tokens] = {}  # last text received, by slot
+        self._seen: dict[int, Tokens] = {}  # last text read, by slot
+        self._owners: dict[int, str] = {}  # owner of that text, by slot
+        self._masks: dict[int, tuple[Grammar, Mask]] = {}  # last mask, by slot
         self._wide: dict[int, int] = {}  # slots that may read older text -> their last epoch
         self._current: _ActiveRequest | None = None
         self._busy_s = 0.0
@@ -106,7 +107,7 @@ class Worker:
                 self._channel.wait(None)
 
     def _widen_any(self) -> bool:
-        """Let one slot's text be read further, for there is nothing else to do."""
+        """Let the model read more of one slot's text, because there is nothing else to do."""
         return any(self._widen(slot, is_idle=True) for slot in list(self._wide))
 
     def _widen(self, slot: int, *, is_idle: bool) -> bool:
@@ -135,7 +136,7 @@ class Worker:
                 self._send(Kind.DONE, frame.slot, frame.epoch, Progress())
 
     def _accept(self, frame: Frame) -> None:
-        """A new request takes the place of the slot's earlier one."""
+        """Replace the slot's earlier request with a new one."""
         self._active.pop(frame.slot, None)
         text, shape = unpack_request(self._texts.get(frame.slot, _NOTHING), frame.body)
         self._texts[frame.slot] = text
@@ -150,7 +151,7 @@ class Worker:
         )
 
     def _own(self, slot: int, owner: str) -> None:
-        """The slot's text is this owner's from now on; of another's, nothing stays known."""
+        """Assign the slot's text to this owner; nothing stays known of another owner's."""
         if self._owners.get(slot, "") != owner:
             self._seen.pop(slot, None)
             self._masks.pop(slot, None)
@@ -173,7 +174,7 @@ class Worker:
             return
         except Exception as error:  # noqa: BLE001  one request fails, the drafter goes on
             del self._active[active.request.slot]
-            self._masks.pop(active.request.slot, None)  # one that failed stays so
+            self._masks.pop(active.request.slot, None)  # a failed grammar stays failed
             self._send(Kind.ERROR, active.request.slot, active.epoch, Failure.of(error))
             return
         finally:
@@ -185,15 +186,15 @@ class Worker:
             self._tell(Kind.NODES, active, tree)
 
     def _read(self, active: _ActiveRequest) -> bool:
-        """Read a long text, all but its last token, whose row the first step wants; a few new
-        tokens go with that step. Whether it took a turn of its own."""
+        """Read a long text except its last token, whose row the first step needs; a few new tokens
+        go with that step. Return whether reading took a turn of its own."""
         slot, text = active.request.slot, active.request.text
         self._own(slot, active.request.owner)
         active.start_s = perf_counter()
         is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
         if is_long:
             self._tell(active.reading, active)
-        is_apart = is_long and active.reading == Kind.READING  # or the first step reads it
+        is_apart = is_long and active.reading == Kind.READING  # otherwise the first step reads it
         if is_apart:
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
             active.read_s = perf_counter() - active.start_s
@@ -201,19 +202,20 @@ class Worker:
         return is_apart
 
     def _masked(self, active: _ActiveRequest) -> DraftRequest:
-        """The request, with a mask of its own where its grammar can be followed here."""
+        """Return the request, with a mask of its own if its grammar can be followed here."""
         request = active.request
         grammar = request.sampler.params.grammar
         if grammar is None or not self._model.traits.has_masks:
             return request
         known = self._masks.get(request.slot)
         if known is None or known[0] != grammar:
-            self._tell(Kind.READING, active)  # to read a grammar may take a while
+            self._tell(Kind.READING, active)  # reading a grammar may take a while
             known = self._masks[request.slot] = (grammar, self._model.mask(grammar))
         return replace(request, sampler=replace(request.sampler, mask=known[1]))
 
     def _between_chunks(self) -> None:
-        """The model's hook: shows that we live, and ends a reading that nobody wants."""
+        """Show that the process lives, and end a reading that is no longer needed. The model calls
+        it."""
         active = self._current
         self._pump()
         if active is None:
@@ -227,7 +229,7 @@ class Worker:
     def _tell(
         self, kind: Kind, active: _ActiveRequest, tree: Draft | CandidateTree | None = None
     ) -> None:
-        """A frame about a request, with the nodes of ``tree`` that were not sent yet."""
+        """Send a frame about a request, with the nodes of ``tree`` that were not sent yet."""
         progress = Progress(read_s=active.read_s, draft_s=active.draft_s, busy_s=self._busy_s)
         if tree is not None:
             new = slice(active.num_sent, None)
@@ -252,7 +254,7 @@ class Worker:
 def main(generation: int, socket_fd: int, lifeline_fd: int, problem: str) -> None:
     """Serve the parent at the other end of ``socket_fd``; exit when ``lifeline_fd`` ends.
 
-    ``problem`` is what went wrong before this could run; it fails the loading.
+    ``problem`` is what went wrong before this could run; it makes the loading fail.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent
     Thread(target=_die_with_parent, args=(lifeline_fd,), daemon=True).start()
@@ -276,7 +278,7 @@ def main(generation: int, socket_fd: int, lifeline_fd: int, problem: str) -> Non
 
 
 def _load(channel: Channel) -> DraftModel | None:
-    """The model of the recipe that the parent sends first; None when the parent left."""
+    """Return the model of the recipe that the parent sends first; None if the parent left."""
     while not channel.is_closed:
         channel.wait(None)
         for frame in channel.receive():

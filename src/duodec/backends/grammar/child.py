@@ -1,7 +1,7 @@
 """Compile grammars, each in a fork of this process with limits of processor time and memory.
 
-A program of its own: see `duodec.machine.helper` and `duodec.backends.grammar.trial`. The library
-is imported once, and a vocabulary read once, so that a fork costs milliseconds.
+This is a program of its own: see `duodec.machine.helper` and `duodec.backends.grammar.trial`. The
+library is imported once, and a vocabulary is read once, so a fork costs milliseconds.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from duodec.machine.processes import activity, share_with_others, yield_to_all
 if TYPE_CHECKING:
     from llguidance import LLTokenizer as Tokens
 
-# how a trial ended; with the bytes that the grammar takes, or with what is wrong with it
+# These say how a trial ended; the message has the bytes that the grammar takes, or what is wrong
+# with it.
 DONE, WRONG, COMPLEX, SLOW, LARGE, DEEP, UNREAD = range(7)
-_WAIT_FACTOR = 5.0  # how much longer than its processor time a trial may take by the clock
+_WAIT_FACTOR = 5.0  # a trial may take this many times its processor time by the clock
 PROMPT_S = 0.1  # what takes longer shares the processor with others,
-_SHARED_S = 1.0  # and after so much of its time gets only what they leave
-# a quarter of what this process's twin compiles with: see `duodec.backends.grammar.llguidance`
+_SHARED_S = 1.0  # and after this time gets only what they leave
+# This is a quarter of what this process's twin compiles with: see
+# `duodec.backends.grammar.llguidance`.
 _STACK_BYTES = 4 << 20
-_LONGEST = 4096  # bytes of what the library says
+_LONGEST = 4096  # longest message of the library, in bytes
 
 
 def main(requests: BinaryIO, responses: BinaryIO) -> None:
-    """Try what is asked, until nobody asks."""
+    """Try requested grammars until there are no more requests."""
     key, tokens = "", None
     library()  # once, before any fork
     _respond(responses, DONE, b"")  # ready
@@ -92,8 +94,8 @@ def _lowest(mask: bytes) -> int | None:
 
 
 def _num_bytes() -> int:
-    """Memory that this fork has written to and shares with nobody; 0 where the system does not
-    tell. What was freed again counts, since the next use may need it."""
+    """Return the memory that this fork has written to and shares with no other process; 0 if the
+    system does not tell. Freed memory counts, since the next use may need it."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -103,13 +105,14 @@ def _num_bytes() -> int:
 
 
 def _limit(trial: Trial) -> None:
-    """The kernel ends this process beyond them: Python's handlers would wait for the library."""
+    """Set limits, beyond which the kernel ends this process: Python's handlers would wait for the
+    library."""
     num_bytes = trial.num_bytes
     with suppress(OSError):
         num_pages = Path("/proc/self/statm").read_text().split()[0]
         num_bytes += int(num_pages) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-    with suppress(OSError, ValueError):  # one that is lower already stays
+    with suppress(OSError, ValueError):  # a lower limit stays
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, trial.seconds)

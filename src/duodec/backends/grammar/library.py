@@ -1,6 +1,6 @@
-"""Compile grammars with llguidance: what this process and the one that tries them have in common.
+"""Compile grammars with llguidance, alike in this process and in the one that tries them.
 
-A trial says something of a grammar only if it compiles the same text, on the same vocabulary,
+A trial says something about a grammar only if it compiles the same text, on the same vocabulary,
 within the same limits. So both do it here.
 """
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher as Matcher
     from llguidance import LLTokenizer as Tokens
 
-MOST_SOURCE_BYTES = 256 << 10  # of a grammar in the library's own notation
-# of the library, so that no other version of it has others: no mask of a schema or an expression
-# takes 0.1 s
+MOST_SOURCE_BYTES = 256 << 10  # longest grammar in the library's own notation
+# These limits of the library do not depend on its version. Within them no mask of a schema or an
+# expression takes 0.1 s.
 _LIMITS = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 50_000,  # of one completion, 1 to 2 kB each; made as needed
+    "max_lexer_states": 50_000,  # for one completion, 1 to 2 kB each; made as needed
     "max_grammar_size": 500_000,
 }
-# no token continues, as in a vocabulary that lacks a letter: the mask then lets the text end
+# No token continues, as in a vocabulary that lacks a letter; then the mask lets the text end.
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 
 
 @cache
 def library() -> Any:
-    """llguidance, imported at the first grammar: decoding without one needs none of it. Raises
+    """Import llguidance at the first grammar: decoding without one does not need it. Raises
     BackendUnavailable."""
     try:
         import llguidance
@@ -48,8 +48,8 @@ def library() -> Any:
 
 @dataclass(frozen=True)
 class Words:
-    """A vocabulary as the library wants it; sent to another process by value. ``controls`` are
-    tokens that are no text, ``ends`` those that end a completion."""
+    """Hold a vocabulary in the form that the library needs; it is sent to another process by value.
+    ``controls`` are tokens that are not text, ``ends`` those that end a completion."""
 
     tokens: tuple[bytes, ...]
     controls: tuple[int, ...]
@@ -57,7 +57,7 @@ class Words:
 
     @cached_property
     def key(self) -> str:
-        """The same for the same vocabulary, and for no other."""
+        """Return a key that only equal vocabularies share."""
         found = sha256(repr((self.controls, self.ends, len(self.tokens))).encode())
         for token in self.tokens:
             found.update(len(token).to_bytes(4, "little") + token)
@@ -73,8 +73,8 @@ class Words:
 
 @dataclass(frozen=True)
 class Trial:
-    """A grammar, and what it may take. ``key`` is the vocabulary's, which comes along where the
-    process that tries did not know it."""
+    """Hold a grammar and its limits. ``key`` is the vocabulary's; the vocabulary is sent too if the
+    process that tries does not know it."""
 
     key: str
     words: Words | None
@@ -84,7 +84,7 @@ class Trial:
 
 
 class _Wrapped:
-    """A vocabulary by the names that the library looks for."""
+    """Present a vocabulary by the names that the library looks for."""
 
     bos_token_id = None
 
@@ -94,22 +94,21 @@ class _Wrapped:
         self.eos_token_id = words.ends[0]
 
     def __call__(self, text: bytes) -> list[int]:
-        """The library only checks that this can be called. It would need it to force tokens, which
-        is switched off."""
+        """Do nothing useful: the library only checks that this can be called. It would need it to
+        force tokens, which is switched off."""
         raise AssertionError("no text is forced into tokens")
 
 
 def compiled(tokens: Tokens, source: str) -> Matcher:
-    """A grammar in the library's notation; the result's ``is_error`` tells whether it is none. Uses
-    a stack as deep as the grammar's references are."""
+    """Compile a grammar in the library's notation; the result's ``is_error`` tells whether it is
+    invalid. The stack is as deep as the grammar's references."""
     limits = library().LLParserLimits(**_LIMITS)
     matcher: Matcher = library().LLMatcher(tokens, source, log_level=0, limits=limits)
     return matcher
 
 
 def fault(matcher: Matcher) -> str:
-    """Why a matcher that was compiled can be followed no further; "" where it can, or where no
-    token continues."""
+    """Return why a compiled matcher cannot continue; "" if it can, or if no token continues."""
     if not matcher.is_error():
         return ""
     reason = matcher.get_error().partition("\n")[0]

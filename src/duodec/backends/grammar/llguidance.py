@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
-_REMEMBERED = 64  # grammars
-MOST_BYTES = 512 << 20  # of compiled grammars, in use or remembered
-_LONGEST = 400  # characters of what the library says: it may repeat the whole schema
+_REMEMBERED = 64  # most grammars
+MOST_BYTES = 512 << 20  # compiled grammars, in use or remembered
+_LONGEST = 400  # longest message of the library in characters: it may repeat the whole schema
 _STACK_BYTES = 16 << 20
-_STACKS = Lock()  # the size of new threads' stacks is the process's
-# between two tokens of JSON: a model that may write any blank can write blanks for ever
+_STACKS = Lock()  # the size of new threads' stacks belongs to the process
+# This may stand between two tokens of JSON: a model that may write any blank can write blanks for
+# ever.
 _JSON_BLANK = r"\n?[ \t]{0,40}"
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
 class Vocabulary(Protocol):
-    """What a grammar needs to know of a vocabulary."""
+    """Define what a grammar needs to know of a vocabulary."""
 
     @property
     def num_vocab(self) -> int: ...
@@ -54,10 +55,10 @@ class Vocabulary(Protocol):
 
 
 class Masks:
-    """The grammars of one vocabulary: compiled once, followed by any number of completions.
+    """Hold the grammars of one vocabulary: compiled once, followed by any number of completions.
 
-    The vocabulary is read at the first mask: up to a second for the largest. ``most_bytes`` bounds
-    what the grammars take that are in use or remembered.
+    The vocabulary is read at the first mask, which takes up to a second for the largest.
+    ``most_bytes`` bounds the size of grammars that are in use or remembered.
     """
 
     def __init__(self, vocabulary: Vocabulary, most_bytes: int = MOST_BYTES) -> None:
@@ -71,20 +72,20 @@ class Masks:
 
     @cached_property
     def words(self) -> Words:
-        """The vocabulary. Raises BadOption."""
+        """Return the vocabulary. Raises BadOption."""
         with self._reading:
             return _read(self._vocabulary)
 
     @property
     def num_bytes(self) -> int:
-        """What the grammars take that are in use or remembered."""
+        """Return the bytes of the grammars that are in use or remembered."""
         return sum(place.num_bytes for place in list(self._places))
 
     def mask(self, grammar: Grammar, num_bytes: int | None = None) -> PathMask:
-        """The grammar's mask for one completion. ``num_bytes`` is what the compiled grammar takes,
-        by a trial; where nobody knows, it alone is remembered. Raises BadOption if the grammar is
-        invalid, or too complex from its first token on, and GrammarsFull if those in use leave no
-        memory for it.
+        """Return the grammar's mask for one completion. ``num_bytes`` is what the compiled grammar
+        takes, as a trial found; if that is unknown, no other grammar is remembered. Raises
+        BadOption if the grammar is invalid, or too complex from its first token on, and
+        GrammarsFull if those in use leave no memory for it.
 
         No thread waits for another's grammar: two with the same new grammar may both compile it.
         """
@@ -99,7 +100,7 @@ class Masks:
         return self._path_mask(compiled)
 
     def known(self, grammar: Grammar) -> PathMask | None:
-        """The mask of a grammar that is compiled: it costs nothing."""
+        """Return the mask of a grammar that is already compiled, at no cost."""
         with self._lock:
             compiled = self._known.get(grammar)
             if compiled is None:
@@ -108,12 +109,12 @@ class Masks:
         return self._path_mask(compiled)
 
     def knows(self, grammar: Grammar) -> bool:
-        """It is compiled: a mask of it costs nothing."""
+        """Return whether a grammar is compiled, so that a mask of it costs nothing."""
         with self._lock:
             return grammar in self._known
 
     def _reserved(self, num_bytes: int, *, is_measured: bool) -> _Place:
-        """Room for a grammar, for which others are forgotten. Raises GrammarsFull."""
+        """Reserve room for a grammar, for which others are forgotten. Raises GrammarsFull."""
         with self._lock:
             while self._known and (
                 self.num_bytes + num_bytes > self._most_bytes or len(self._known) >= _REMEMBERED
@@ -143,7 +144,7 @@ class Masks:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """The memory of a grammar, for as long as somebody holds it."""
+    """Account for the memory of a grammar, as long as it is referenced."""
 
     num_bytes: int
 
@@ -155,7 +156,7 @@ class _Compiled:
 
 
 class PathMask:
-    """One completion's grammar: see `duodec.core.sampling.grammar.Mask`."""
+    """Follow one completion's grammar: see `duodec.core.sampling.grammar.Mask`."""
 
     def __init__(self, compiled: _Compiled, num_vocab: int, ends: Sequence[int]) -> None:
         self._compiled: _Compiled | None = compiled  # None: closed
@@ -175,13 +176,13 @@ class PathMask:
             return bits[: self._num_vocab].astype(bool)
 
     def close(self) -> None:
-        with self._lock:  # a draft that nobody waits for may still look
+        with self._lock:  # an abandoned draft may still look
             if self._compiled is not None:
                 self._compiled = None
                 del self._matcher
 
     def _follow(self, completion: NDArray[np.int32]) -> bool:
-        """Move to the end of ``completion``; returns whether the grammar allows it."""
+        """Move to the end of ``completion``; return whether the grammar allows it."""
         num_kept = common_prefix(self._path, completion)
         self._matcher.rollback(len(self._path) - num_kept)
         tokens = completion[num_kept:].tolist()
@@ -193,7 +194,7 @@ class PathMask:
         return num_valid == len(tokens)
 
     def _check(self) -> None:
-        """After an error the matcher is unusable: start another."""
+        """Start another matcher after an error, which makes one unusable."""
         if not self._matcher.is_error():
             return
         assert self._compiled is not None, "it is open"
@@ -212,8 +213,9 @@ def _try(mask: PathMask) -> None:
 
 
 def _on_deep_stack(call: Callable[[], T]) -> T:
-    """The result of a call that may need a deeper stack than threads have: four times as deep as
-    the one that its grammar was tried on. Nobody waits for the thread at the program's end."""
+    """Return the result of a call that may need a deeper stack than threads have: four times as
+    deep as the one that its grammar was tried on. The program does not wait for the thread at its
+    end."""
     found: Future[T] = Future()
 
     def run() -> None:
@@ -244,7 +246,7 @@ def _read(vocabulary: Vocabulary) -> Words:
 
 
 def in_lark(grammar: Grammar) -> str:
-    """A grammar in the library's own notation. Raises BadOption."""
+    """Return a grammar in the library's own notation. Raises BadOption."""
     try:
         source = _NO_FORCING + _rules(grammar)
         source.encode()
@@ -272,31 +274,31 @@ def _schema(source: str) -> Any:
 
 
 def json_term(schema: Any) -> str:
-    """A term in Lark's notation that matches JSON texts of that schema."""
+    """Return a term in Lark's notation that matches JSON texts of a schema."""
     if isinstance(schema, dict):
         schema = {"x-guidance": {"whitespace_pattern": _JSON_BLANK}, **schema}
     return f"%json {json.dumps(schema)}"
 
 
 def control_term(token: int) -> str:
-    """A term in Lark's notation that matches a control token."""
+    """Return a term in Lark's notation that matches a control token."""
     return f"<[{token}]>"
 
 
 def rules_as(name: str, grammar: Grammar) -> str:
-    """A grammar's rules, to be put among others: the one of that name matches the whole. Raises
-    BadOption."""
+    """Return a grammar's rules for use among others; the rule with that name matches the whole.
+    Raises BadOption."""
     head, start, rest = _rules(grammar).partition("start:")
     return f"{head}{name}:{rest}" if start else head
 
 
 def too_complex(reason: str) -> str:
-    """Why a valid grammar cannot be followed."""
+    """Return why a valid grammar cannot be followed."""
     return f"the grammar is too complex to follow ({reason}); simplify it"
 
 
 def refusal(grammar: Grammar, words: str) -> str:
-    """Why a grammar cannot be used, in one line of what the library says, without the place in a
+    """Return why a grammar cannot be used, in one line from the library, without the position in a
     text that the user did not write."""
     names = {"json_schema": "JSON schema", "regex": "regular expression"}
     lines = [line.strip() for line in words.splitlines()]

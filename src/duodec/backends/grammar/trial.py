@@ -2,7 +2,7 @@
 
 A JSON schema of two kilobytes can take gigabytes and minutes to compile, and the library has no
 limit that covers all of it. So each grammar is first compiled in a process that may die of it: the
-same text, on the same vocabulary. Nothing of it is ever rewritten.
+same text, on the same vocabulary. The grammar is never rewritten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from duodec.errors import BackendUnavailable, BadOption
 from duodec.machine.helper import SIZE, Helper, Late
 
 _REMEMBERED = 256  # results, of less than 1 kB: a grammar is known by its SHA-256
-_START_S = 10.0  # for the process's own work, on a busy machine
+_START_S = 10.0  # time for the process's own work, on a busy machine
 
 _MOST_IDLE = 2  # processes that wait for a grammar; each has a vocabulary, some 60 MB
 SECONDS, NUM_BYTES = 2.0, 256 << 20
@@ -43,8 +43,8 @@ _NAME = "the JSON schema or grammar"
 
 
 class GrammarTrial:
-    """Compiles grammars in another process, within limits of processor seconds and bytes; remembers
-    the results. Thread-safe: no thread waits for another's grammar."""
+    """Compile grammars in another process, within limits of processor seconds and bytes, and
+    remember the results. It is thread-safe: no thread waits for another's grammar."""
 
     def __init__(self, seconds: float = SECONDS, num_bytes: int = NUM_BYTES) -> None:
         self._seconds = seconds
@@ -53,7 +53,7 @@ class GrammarTrial:
         self._lock = Lock()
 
     def __call__(self, grammar: Grammar, words: Words) -> int:
-        """The bytes of memory that a grammar takes on a vocabulary, once it is compiled. Raises
+        """Return the bytes of memory that a compiled grammar takes on a vocabulary. Raises
         BadOption for a grammar that takes too much or is invalid."""
         found = self._recalled(_key(grammar, words))
         if found is None:
@@ -63,8 +63,8 @@ class GrammarTrial:
         return found
 
     def is_quick(self, grammar: Grammar, words: Words) -> bool:
-        """Whether the result is known within a tenth of a second of processor time, and is
-        remembered then. Raises BadOption for what is no grammar in any notation."""
+        """Return whether the result is known within a tenth of a second of processor time; it is
+        then remembered. Raises BadOption for what is not a grammar in any notation."""
         if self._recalled(_key(grammar, words)) is None:
             kind, said = self._ended(grammar, words, min(PROMPT_S, self._seconds))
             if kind == SLOW:
@@ -87,7 +87,7 @@ class GrammarTrial:
         return found
 
     def _why(self, grammar: Grammar, kind: int, said: str) -> str:
-        """Why a grammar is refused."""
+        """Return why a grammar is refused."""
         if kind == SLOW:
             return f"{_NAME} takes longer than {self._seconds:g} s to compile; simplify it"
         if kind == LARGE:
@@ -97,7 +97,7 @@ class GrammarTrial:
         return too_complex(said) if kind == COMPLEX else refusal(grammar, said)
 
     def _ended(self, grammar: Grammar, words: Words, seconds: float) -> tuple[int, str]:
-        """How a trial of so many seconds ended, and what was said of it. Raises BadOption."""
+        """Return how a trial of ``seconds`` ended, and its message. Raises BadOption."""
         if len(grammar.source) > MOST_SOURCE_BYTES:
             raise BadOption(_too_long(len(grammar.source)))
         source = in_lark(grammar)
@@ -108,7 +108,7 @@ class GrammarTrial:
         try:
             try:
                 return _asked(helper, trial, words)
-            except OSError:  # somebody ended it: where memory is short the system does
+            except OSError:  # the system may have ended it because memory is short
                 return _asked(helper, trial, words)
         except Late:
             return SLOW, ""
@@ -135,7 +135,7 @@ def _framed(trial: Trial) -> bytes:
 
 
 def _key(grammar: Grammar, words: Words) -> bytes:
-    """Of a grammar on a vocabulary."""
+    """Return the key of a grammar on a vocabulary."""
     text = f"{words.key} {grammar.kind} {grammar.source}"
     return sha256(text.encode("utf-8", "surrogatepass")).digest()
 
@@ -164,7 +164,7 @@ def _close() -> None:
 
 
 class GrammarCompiler:
-    """``trial`` is called before a grammar is compiled here; it raises BadOption for what takes too
+    """Compile grammars. ``trial`` is called first; it raises BadOption for a grammar that takes too
     much."""
 
     def __init__(self, tokenizer: Tokenizer, trial: GrammarTrial | None = None) -> None:
@@ -172,15 +172,16 @@ class GrammarCompiler:
         self.masks = Masks(tokenizer)
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether it is compiled already."""
+        """Return whether a grammar is already compiled."""
         return self.masks.knows(grammar)
 
     def is_quick(self, grammar: Grammar) -> bool:
-        """Whether it takes a tenth of a second at most. Raises BadOption for what is none."""
+        """Return whether a grammar takes a tenth of a second at most. Raises BadOption if it is
+        invalid."""
         return self.trial.is_quick(grammar, self.masks.words)
 
     def mask(self, grammar: Grammar) -> Mask:
-        """A mask of the grammar for one completion. Raises BadOption."""
+        """Return a mask of the grammar for one completion. Raises BadOption."""
         if (mask := self.masks.known(grammar)) is not None:
             return mask
         num_bytes = self.trial(grammar, self.masks.words)

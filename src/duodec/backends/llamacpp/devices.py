@@ -13,7 +13,7 @@ from duodec.errors import BackendUnavailable, BadOption
 
 _INTEGRATED = 2  # ggml_backend_dev_type
 _GPUS = (1, _INTEGRATED)
-_KINDS = {  # as users call them, by what llama.cpp calls its devices
+_KINDS = {  # users' names, by llama.cpp's names of devices
     "CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "Metal": "metal",
     "MTL": "metal", "SYCL": "sycl",
 }  # fmt: skip
@@ -23,28 +23,28 @@ _NAME = re.compile(rf"(?P<kind>{'|'.join(KINDS)})(:(?P<number>\d+))?$", re.IGNOR
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or what stands for one."""
+    """Describe a GPU, or a software device."""
 
-    name: str  # llama.cpp's, as Vulkan0
-    description: str  # the vendor's
+    name: str  # llama.cpp's name, such as Vulkan0
+    description: str  # the vendor's description
     is_integrated: bool = False  # its memory is the machine's
 
     @property
     def kind(self) -> str:
-        """As `--device` names it, without a number."""
+        """Return the kind as `--device` names it, without a number."""
         own = self.name.rstrip("0123456789")
         return _KINDS.get(own, own.lower())
 
 
 def every(lib: Any) -> list[Device]:
-    """All of this build, in llama.cpp's order; none for a build without a GPU. None of them is
-    asked for its memory, which would make a context on it."""
+    """Return all devices of this build, in llama.cpp's order; none for a build without a GPU. Their
+    memory is not queried, since that would make a context on them."""
     return [_describe(lib, pointer) for pointer in _pointers(lib)]
 
 
 def find(lib: Any, wanted: str) -> list[Device]:
-    """The devices that ``wanted`` names: all of a kind (``vulkan``), or one (``vulkan:1``, or as
-    llama.cpp says, ``Vulkan1``). Raises BackendUnavailable and BadOption."""
+    """Return the devices that ``wanted`` names: all of a kind (``vulkan``), or one (``vulkan:1``,
+    or in llama.cpp's spelling ``Vulkan1``). Raises BackendUnavailable and BadOption."""
     found = every(lib)
     names = ", ".join(device.name for device in found)
     if same := [device for device in found if device.name.lower() == wanted.lower()]:
@@ -74,16 +74,18 @@ def find(lib: Any, wanted: str) -> list[Device]:
 
 
 def as_array(lib: Any, chosen: Sequence[Device]) -> Any:
-    """The devices for llama_model_params, ended by an empty one; it must outlive the loading."""
+    """Return the devices for llama_model_params, ended by an empty one; the array must outlive the
+    loading."""
     names = {device.name for device in chosen}
     pointers = [p for p in _pointers(lib) if _describe(lib, p).name in names]
     return (ctypes.c_void_p * (len(pointers) + 1))(*pointers, None)
 
 
 def fewest(lib: Any, chosen: Sequence[Device], num_bytes: int) -> list[Device]:
-    """As few devices as hold so many bytes, those with the most free memory: a forward pass over
-    several waits for each in turn. ``chosen`` are those to take from; none: those that llama.cpp
-    takes by itself. All of them where they do not hold it, or where a driver does not tell."""
+    """Return as few devices as hold ``num_bytes``, those with the most free memory first: a forward
+    pass over several waits for each in turn. ``chosen`` are those to choose from; by default those
+    that llama.cpp uses. Return all of them if they do not hold it, or if a driver does not report
+    its memory."""
     of_own = [d for d in chosen or every(lib) if not d.is_integrated]
     left = of_own or list(chosen) or every(lib)
     left.sort(key=lambda device: free_bytes(lib, [device]), reverse=True)
@@ -94,7 +96,8 @@ def fewest(lib: Any, chosen: Sequence[Device], num_bytes: int) -> list[Device]:
 
 
 def free_bytes(lib: Any, chosen: Sequence[Device] = ()) -> int:
-    """Free memory of some devices together, or of all, as far as their drivers tell."""
+    """Return the free memory of some devices together, or of all, as far as their drivers report
+    it."""
     names = {device.name for device in chosen or every(lib)}
     return sum(_free_bytes(lib, p) for p in _pointers(lib) if _describe(lib, p).name in names)
 

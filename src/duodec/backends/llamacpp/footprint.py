@@ -12,22 +12,22 @@ from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.llamacpp.target.recurrent import NUM_SNAPSHOTS
 
 UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not say
-_LEAST = 2048  # tokens; fewer are chosen by a user only
-_ROWS = 3 * 80  # of logits, as measured: those of a widest forward pass, and work of that size
-_MASK_BYTES = 1 << 10  # for a token of context: who may see it, while a prompt is read
-_SHARE = 0.5  # of what weights leave, that caches take where nobody named a context
-_STEP = 256  # tokens, to which llama.cpp rounds up
+_LEAST = 2048  # tokens; only a user chooses fewer
+_ROWS = 3 * 80  # rows of logits, as measured: those of a widest forward pass, and work of that size
+_MASK_BYTES = 1 << 10  # for a token of context: attention's mask while a prompt is read
+_SHARE = 0.5  # share of what weights leave, for caches by default
+_STEP = 256  # llama.cpp rounds up to this many tokens
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that a target takes."""
+    """Estimate the bytes that a target takes."""
 
     weight_bytes: int
-    cache_bytes_per_token: int  # of context, in all of its caches
+    cache_bytes_per_token: int  # for the context, in all of its caches
     row_bytes: int
-    state_bytes: int = 0  # of recurrent layers: the states of all slots, and their snapshots
-    fixed_bytes: int = 0  # of the weights, that cannot be read from their file again at need
+    state_bytes: int = 0  # states of recurrent layers, of all slots, with their snapshots
+    fixed_bytes: int = 0  # weights that cannot be read again from their file at need
 
     @classmethod
     def of(
@@ -39,9 +39,10 @@ class Footprint:
         num_lone: int = 1,
         num_contexts: int = 2,
     ) -> Footprint:
-        """A server's slots have a cache each, and on a CPU a lone request one more (``num_lone``),
-        for trees. They lie in ``num_contexts`` at most, each of which has buffers of its own."""
-        has_states = header.state_bytes > 0  # then a lone request has no cache of its own
+        """Estimate a target's memory. A server's slots have a cache each, and on a CPU a single
+        request has one more (``num_lone``), for trees. They lie in at most ``num_contexts``, each
+        of which has buffers of its own."""
+        has_states = header.state_bytes > 0  # then a single request has no cache of its own
         num_caches = num_slots if num_slots == 1 or has_states else num_slots + num_lone
         return cls(
             weight_bytes=header.num_bytes,
@@ -51,7 +52,7 @@ class Footprint:
         )
 
     def on_gpu(self, header: Header, placed: Sequence[Override], num_layers: int) -> Footprint:
-        """The part that lies on a GPU when it computes so many layers (-1: all of them)."""
+        """Return the part that lies on a GPU when it computes ``num_layers`` (-1: all of them)."""
         most = max(1, len(header.kv_heads))
         part = 1.0 if num_layers < 0 else min(1.0, num_layers / most)
         kept = sum(n for name, n in header.tensors.items() if device_of(placed, name) == CPU)
@@ -64,16 +65,18 @@ class Footprint:
         )
 
     def least_bytes(self, num_context: int | None) -> int:
-        """What is needed besides weights for texts of so many tokens; None: of a short context."""
+        """Return what texts of ``num_context`` tokens need besides weights; None: a short
+        context."""
         caches = self.cache_bytes_per_token * (num_context or _LEAST)
         return caches + self.row_bytes + self.state_bytes
 
     def most_context(self, free_bytes: int) -> int:
-        """Tokens whose caches fit. On a CPU weights need not: a file's are read again at need."""
+        """Return how many tokens' caches fit. On a CPU the weights need not fit: a file's are read
+        again at need."""
         left = max(0, free_bytes - self.fixed_bytes - self.row_bytes - self.state_bytes)
         return left // self.cache_bytes_per_token
 
     def good_context(self, free_bytes: int) -> int:
-        """Tokens whose caches take no more than a share of what weights leave."""
+        """Return how many tokens' caches take no more than a share of what weights leave."""
         left = max(0, free_bytes - self.weight_bytes - self.row_bytes - self.state_bytes)
         return max(_LEAST, int(_SHARE * left) // self.cache_bytes_per_token // _STEP * _STEP)

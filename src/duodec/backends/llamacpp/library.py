@@ -1,7 +1,7 @@
-"""Loading llama.cpp: environment first, then the library, silenced.
+"""Load llama.cpp: environment first, then the library, silenced.
 
-What counts only before the library loads is set here: OpenMP's waiting policy and the choice of
-kernels. Everything of llama.cpp that the package uses goes through `load`.
+Settings that count only before the library loads are made here: OpenMP's waiting policy and the
+choice of kernels. The package uses llama.cpp only through `load`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _loaded: ModuleType | None = None
 
 
 def load() -> Any:
-    """The bindings of llama.cpp, loaded once a process. Raises BackendUnavailable."""
+    """Return the bindings of llama.cpp, loaded once per process. Raises BackendUnavailable."""
     global _loaded
     if _loaded is None:
         _prepare_environment()
         keep_freed_memory()
         _loaded = _import()
-        if kernels(_loaded):  # weights that they do not pack keep their bits at every width, too
+        if kernels(_loaded):  # weights that they do not pack also keep their bits at every width
             os.environ.setdefault(_TILED, "0")
         _silence(_loaded)
         _loaded.llama_backend_init()
@@ -39,8 +39,8 @@ def load() -> Any:
 
 
 def kernels(library: Any) -> str:
-    """The instruction set of our kernels for weights on the CPU; an empty text where llama.cpp's
-    own compute them: in a build that is not ours, or where those are faster."""
+    """Return the instruction set of our kernels for weights on the CPU. The text is empty if
+    llama.cpp's own compute them: in a build that is not ours, or if those are faster."""
     try:
         named = library._lib.duodec_kernels
     except AttributeError:
@@ -50,6 +50,7 @@ def kernels(library: Any) -> str:
 
 
 def packs(library: Any, type_: int) -> bool:
+<<<<<<< HEAD
     """Whether our kernels compute weights of a type of ggml."""
     return packed_size(library, type_) > 0
 
@@ -57,6 +58,9 @@ def packs(library: Any, type_: int) -> bool:
 def packed_size(library: Any, type_: int) -> float:
     """The bytes that our kernels keep for each byte of weights of a type of ggml; 0 where they do
     not compute it."""
+=======
+    """Return whether our kernels compute weights of a type of ggml."""
+>>>>>>> prose
     if not kernels(library):
         return 0.0
     function = library._lib.duodec_packed_size
@@ -66,34 +70,35 @@ def packed_size(library: Any, type_: int) -> float:
 
 @cache
 def digest(folder: Path) -> str:
-    """Names the build whose libraries lie in a folder, by their whole content: options, compilers
-    and changes to the sources count, and an installation of the same files is the same build."""
+    """Return a name of the build whose libraries lie in a folder, by their whole content: options,
+    compilers and changes to the sources count, and another installation of the same files is the
+    same build."""
     own = [path for path in folder.iterdir() if "ggml" in path.name or "llama" in path.name]
-    # each once: a library is there under several versions of its name
+    # Each counts once: a library is there under several versions of its name.
     files = {path.name.partition(".")[0]: path for path in sorted(own) if path.is_file()}
     parts = [hashlib.blake2b(path.read_bytes()).digest() for _, path in sorted(files.items())]
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 def folder(library: Any) -> Path:
-    """Where the libraries lie that the bindings have loaded."""
+    """Return the folder of the libraries that the bindings have loaded."""
     return Path(library._lib._name).resolve().parent
 
 
 def has_amx(library: Any) -> bool:
-    """Whether it was built with kernels for AMX. Where GCC 12 or older compiled them, the process
-    dies in the first forward pass over weights that were laid out for them (llama.cpp's issue
-    20824)."""
+    """Return whether it was built with kernels for AMX. If GCC 12 or older compiled them, the
+    process crashes in the first forward pass over weights that were laid out for them (llama.cpp's
+    issue 20824)."""
     return b"AMX_INT8 = 1" in library.llama_print_system_info()
 
 
 def _prepare_environment() -> None:
-    # Idle workers must not burn a core that the other model computes on, but within one
-    # forward pass they meet hundreds of times: spin for some microseconds, then sleep.
+    # Idle workers must not occupy a core that the other model computes on, but within one forward
+    # pass they meet hundreds of times: spin for some microseconds, then sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "active")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    # Weights on the CPU go to the GPU for passes of so many rows. It pays for a prompt only: at
-    # llama.cpp's own 32 it would befall requests that share a pass, each time.
+    # Weights on the CPU go to the GPU for passes of this many rows. It pays only for a prompt: at
+    # llama.cpp's own 32 it would also happen to requests that share a pass, each time.
     os.environ.setdefault("GGML_OP_OFFLOAD_MIN_BATCH", "128")
 
 
@@ -114,13 +119,13 @@ def _import() -> ModuleType:
 
 
 def _silence(library: Any) -> None:
-    """Send the library's log nowhere, or to stderr when DUODEC_LLAMA_LOG is set.
+    """Send the library's log nowhere, or to stderr if DUODEC_LLAMA_LOG is set.
 
-    No Python hears it: a log in Python would be where Ctrl-C is noticed, and swallowed. Nowhere is
-    a function of the library that looks at none of its arguments.
+    The log never calls Python: a callback in Python would be where Ctrl-C is noticed, and
+    swallowed. To discard it, a function of the library is used that reads none of its arguments.
     """
     if os.environ.get("DUODEC_LLAMA_LOG"):
-        library.llama_log_set(library.llama_log_callback(), None)  # none: its own way
+        library.llama_log_set(library.llama_log_callback(), None)  # None: llama.cpp's default
         return
     nowhere = ctypes.cast(library._lib.llama_max_devices, library.llama_log_callback)
     library.llama_log_set(nowhere, None)

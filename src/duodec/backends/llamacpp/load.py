@@ -31,8 +31,8 @@ from duodec.machine.cores import available_cores
 from duodec.machine.memory import available_bytes
 from duodec.machine.topology import Topology
 
-_ONE_CARD = 8192  # tokens of context that one GPU must hold to be enough, where nobody says more
-_SPARE = 1.1  # of what is estimated
+_ONE_CARD = 8192  # tokens of context that one GPU must hold to be enough, by default
+_SPARE = 1.1  # factor on what is estimated
 GPU_BUILD = "build one with `duodec setup --gpu cuda` (or vulkan, rocm, metal)"
 
 
@@ -45,9 +45,9 @@ def load(
     heads_path: Path | None = None,
     mmproj: Path | None = None,
 ) -> LoadedTarget:
-    """Load a target's file, the head in ``heads_path`` and what it sees pictures with, ``mmproj``.
-    ``taken_bytes`` of the memory that looks free are not: other models' weights and the draft's.
-    Raises what is wrong with the files or with the options."""
+    """Load a target's file, the head in ``heads_path``, and the projector for pictures, ``mmproj``.
+    ``taken_bytes`` of the memory that looks free are in use by other models' weights and the
+    draft's. Raises an error if something is wrong with the files or with the options."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
     layers = llama_layers(config)
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
@@ -100,7 +100,8 @@ def load(
             opened = partial(open_head, model, context, heads_path, **sizes)
             return heads.cheapest([partial(opened, num_gpu_layers=place) for place in places])
 
-        # llama.cpp looks at the cores that others leave free where nobody has said how many to use
+        # llama.cpp uses the cores that other programs leave free, unless the number of threads is
+        # set.
         looks = plan.shares_cores and config.threads is None
         return LlamaTarget(
             model,
@@ -136,8 +137,8 @@ def load(
 
 
 def fits(path: Path, config: LlamaOptions, taken_bytes: int) -> bool:
-    """Whether memory holds a target with caches of a short context, where ``taken_bytes`` of what
-    looks free are not: an estimate. Raises ContextExceeded and BadOption."""
+    """Estimate whether memory holds a target with caches of a short context; ``taken_bytes`` of
+    what looks free are in use. Raises ContextExceeded and BadOption."""
     header = Header.read(load_llama(), path)
     if header is None:
         return True  # loading reports what is wrong with the file
@@ -151,17 +152,17 @@ def fits(path: Path, config: LlamaOptions, taken_bytes: int) -> bool:
 def _memory(
     config: LlamaOptions, header: Header, cache: CacheTypes, layers: int, taken_bytes: int
 ) -> tuple[Footprint, int, list[devices.Device]]:
-    """What a target takes where it will be, the free bytes there, and its devices."""
+    """Return what a target takes on its devices, the free bytes there, and the devices."""
     lib = load_llama()
     if layers and can_offload():
-        # that compute apart: recurrent models keep all texts in one
+        # These contexts compute separately; recurrent models keep all texts in one.
         num_contexts = 1 if config.fast or header.state_bytes else config.num_slots
         whole = Footprint.of(
             lib, header, cache, config.num_slots, num_lone=0, num_contexts=num_contexts
         )
         footprint = whole.on_gpu(header, placed_tensors(config), layers)
         on = llama_devices(config)
-        if config.device in ("auto", *devices.KINDS):  # nobody says how many
+        if config.device in ("auto", *devices.KINDS):  # the number is not set
             text = config.context or min(_ONE_CARD, header.num_context_train or UNKNOWN_CONTEXT)
             need = footprint.weight_bytes + footprint.least_bytes(text)
             on = devices.fewest(lib, on, int(_SPARE * need))
@@ -179,8 +180,8 @@ def _holds_packed(
     taken_bytes: int,
     on_warning: Callable[[str], None],
 ) -> bool:
-    """Whether main memory holds a packed copy of the weights that the CPU computes; otherwise they
-    stay in the mapped file, which comes into memory as it is read."""
+    """Return whether main memory holds a packed copy of the weights that the CPU computes;
+    otherwise they stay in the mapped file, which is loaded into memory as it is read."""
     is_on_gpu = layers != 0 and can_offload()
     weights = header.num_bytes - (footprint.weight_bytes if is_on_gpu else 0)
     weights = int(weights * _packed_bytes(header) / header.num_bytes)
@@ -204,7 +205,7 @@ def _packed_bytes(header: Header) -> float:
 
 
 def _where(model: LlamaModel, num_layers: int) -> str:
-    """What computes a model, for people."""
+    """Return what computes a model, for people."""
     if model.placement is Placement.CPU:
         return "the CPU"
     names = " and ".join(f"{device.name} ({device.description})" for device in model.devices)
@@ -215,9 +216,9 @@ def _where(model: LlamaModel, num_layers: int) -> str:
 
 
 def chosen_widths(config: LlamaOptions, model: LlamaModel) -> tuple[Widths, Mapping[int, float]]:
-    """Rows that a forward pass of a text may have on a device, and its seconds by its rows where
-    they were measured; any number on a CPU and of a recurrent model, where passes are not padded.
-    Raises BadOption."""
+    """Return the rows that a forward pass of a text may have on a device, and its seconds by its
+    rows if they were measured. Any number is allowed on a CPU and for a recurrent model, whose
+    passes are not padded. Raises BadOption."""
     if model.placement is Placement.CPU or model.is_recurrent:
         if config.rows:
             what = "a recurrent model's" if model.is_recurrent else "a CPU's"
@@ -233,7 +234,7 @@ def chosen_widths(config: LlamaOptions, model: LlamaModel) -> tuple[Widths, Mapp
 
 
 def placed_tensors(config: LlamaOptions) -> list[overrides.Override]:
-    """Tensors to place on other devices than their layers. Raises BadOption."""
+    """Return tensors to place on other devices than their layers. Raises BadOption."""
     found = overrides.parse(config.override_tensor)
     if config.cpu_moe:
         found += overrides.experts(None)
@@ -247,8 +248,8 @@ def llama_context(
     free_bytes: int,
     on_warning: Callable[[str], None],
 ) -> int:
-    """The most tokens of a text: as configured, or as the model was trained for and memory holds.
-    Raises ContextExceeded for more than either."""
+    """Return the most tokens of a text: as configured, or as the model was trained for and memory
+    holds. Raises ContextExceeded for more than either."""
     trained = header.num_context_train or UNKNOWN_CONTEXT
     if asked is None:
         num_context = min(trained, footprint.good_context(free_bytes))
@@ -275,12 +276,13 @@ def llama_context(
 
 
 def can_offload() -> bool:
-    """Whether llama.cpp was built for a GPU."""
+    """Return whether llama.cpp was built for a GPU."""
     return bool(load_llama().llama_supports_gpu_offload())
 
 
 def llama_layers(config: LlamaOptions) -> int:
-    """Layers that llama.cpp is to place on a GPU. Raises what it cannot do."""
+    """Return the number of layers that llama.cpp is to place on a GPU. Raises an error for what it
+    cannot do."""
     if config.dtype_name != "auto":
         raise BadOption(
             f"dtype is {config.dtype}, and llama.cpp computes a GGUF file as it is quantised; "
@@ -294,8 +296,8 @@ def llama_layers(config: LlamaOptions) -> int:
 
 
 def llama_devices(config: LlamaOptions) -> list[devices.Device]:
-    """The devices that the user names for a GGUF file; none: all that there are. Raises BadOption
-    and BackendUnavailable."""
+    """Return the devices that the user names for a GGUF file; an empty list means all devices.
+    Raises BadOption and BackendUnavailable."""
     lib = load_llama()
     if config.gpu_layers > 0 and config.device != "cpu" and not can_offload():
         raise BackendUnavailable(

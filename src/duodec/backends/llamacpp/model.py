@@ -1,4 +1,4 @@
-"""A GGUF model: weights, vocabulary, chat template."""
+"""Hold a GGUF model: weights, vocabulary, chat template."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.core.traits import ENCODERS
 from duodec.errors import BadOption, ModelUnreadable
 
-_KV_BYTES = 2  # of a number in the cache
-# llama_token_attr, and what C's isspace takes for white space
+_KV_BYTES = 2  # bytes of a number in the cache
+# These are llama_token_attr, and what C's isspace counts as white space.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 4, 1 << 7, 1 << 8
 _C_SPACE = " \t\n\v\f\r"
-_BLOCK = 2048  # characters that are tokenised at once at least, where they can be cut
+_BLOCK = 2048  # least number of characters that are tokenised at once, where they can be cut
 
 
 class LlamaModel:
-    """A causal language model in a GGUF file.
+    """Hold a causal language model in a GGUF file.
 
-    Weights on the CPU are packed for our kernels as they are read, unless ``packs`` is False: then
-    they stay in the mapped file, and llama.cpp's kernels, which give every row the same bits too,
+    Weights on the CPU are packed for our kernels as they are read, unless ``packs`` is False. Then
+    they stay in the mapped file, and llama.cpp's kernels, which also give every row the same bits,
     compute them more slowly. ``vocabulary_only`` reads no weights. ``placed`` tensors lie on
-    devices of their own; contexts keep keys and values in the formats of ``cache``; layers that a
-    GPU computes lie ``on`` these devices, on all that there are by default. A file that
-    ``is_mapped`` must stay as it is; another is read whole. A draft's ``head`` computes some of its
-    rows only; ``has_mtp`` reads a layer of multi-token prediction, too. Raises ModelUnreadable, and
-    BadOption for a device that is not there.
+    devices of their own. Contexts keep keys and values in the formats of ``cache``. Layers that a
+    GPU computes lie ``on`` these devices, by default on all. A file that ``is_mapped`` must stay as
+    it is; another is read whole. A draft's ``head`` computes only some of its rows. ``has_mtp``
+    also reads a layer of multi-token prediction. Raises ModelUnreadable, and BadOption for a device
+    that does not exist.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class LlamaModel:
     ) -> None:
         self.path, self.head = path, head
         self._is_mapped = is_mapped
-        self.watches: dict[object, Watch] = {}  # of its contexts, where layers are watched
+        self.watches: dict[object, Watch] = {}  # by context, if layers are watched
         self._watched: Sequence[int] = ()
-        self._pieces: dict[int, bytes] = {}  # of tokens that were turned into text
-        self.sight: Sight | None = None  # what it sees pictures with
+        self._pieces: dict[int, bytes] = {}  # text of tokens that were detokenised
+        self.sight: Sight | None = None  # its projector for pictures
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
         self.lib = lib = library.load()
@@ -83,7 +83,7 @@ class LlamaModel:
         is_ours = bool(library.kernels(lib))
         self._is_packed = packs and is_ours
         params.use_extra_bufts = packs and (is_ours or not library.has_amx(lib))
-        params.no_host = is_ours  # where a GPU has its part, too, weights on the CPU are packed
+        params.no_host = is_ours  # if a GPU has its part, weights on the CPU are also packed
         if placed:
             tensors = overrides.as_array(lib, placed)
             params.tensor_buft_overrides = ctypes.addressof(tensors)
@@ -109,11 +109,11 @@ class LlamaModel:
         self.vocab = lib.llama_model_get_vocab(self.handle)
         template = lib.llama_model_chat_template(self.handle, None) or b""
         self.chat_template: str | None = template.decode("utf-8", "replace") or None
-        self._ends: dict[int, bool] = {}  # tokens that were asked for
+        self._ends: dict[int, bool] = {}  # tokens that were queried
         self._refuse_other_kinds()
 
     def _refuse_large(self) -> None:
-        """Raises ModelUnreadable for weights that the devices have no memory for."""
+        """Raise ModelUnreadable for weights that do not fit in the devices' memory."""
         lib, header = self.lib, Header.read(self.lib, self.path)
         if header is None or not self._num_gpu_layers or not lib.llama_supports_gpu_offload():
             return
@@ -129,8 +129,8 @@ class LlamaModel:
             )
 
     def _refuse_declared(self) -> None:
-        """Raises ModelUnreadable for a file that llama.cpp does not load and that says it is of
-        another kind."""
+        """Raise ModelUnreadable for a file that llama.cpp does not load and that declares another
+        kind."""
         refuse_encoder(self.path)
         if (kind := declared_architecture(self.path)) in _OTHERS:
             raise ModelUnreadable(f"{self.path} is no language model ({kind}); {_CAUSAL}")
@@ -152,15 +152,15 @@ class LlamaModel:
             raise ModelUnreadable(f"{self.path} is {kind}; {_CAUSAL}")
 
     def by_value(self) -> FileVocabulary:
-        """Its vocabulary, for another process to load."""
+        """Return the vocabulary, for another process to load."""
         return FileVocabulary(self.path)
 
     def watch(self, layers: Sequence[int]) -> None:
-        """Let contexts that are opened from now on copy what these layers are given."""
+        """Let contexts that are opened from now on copy the inputs of these layers."""
         self._watched = layers
 
     def new_watch(self) -> Watch | None:
-        """What a context that is being opened is to copy."""
+        """Return the watch of a context that is being opened."""
         if not self._watched:
             return None
         return Watch(self.lib, self._watched, int(self.lib.llama_model_n_embd(self.handle)))
@@ -179,7 +179,7 @@ class LlamaModel:
 
     @property
     def num_context_train(self) -> int:
-        """Positions that the model was trained for."""
+        """Return the number of positions that the model was trained for."""
         return int(self.lib.llama_model_n_ctx_train(self.handle))
 
     @property
@@ -188,23 +188,23 @@ class LlamaModel:
 
     @property
     def num_grouped_heads(self) -> int:
-        """Query heads that share a head of keys."""
+        """Return how many query heads share a head of keys."""
         lib, handle = self.lib, self.handle
         return int(lib.llama_model_n_head(handle) // max(1, lib.llama_model_n_head_kv(handle)))
 
     @property
     def is_recurrent(self) -> bool:
-        """Some of its layers keep a state in place of keys and values."""
+        """Return whether some of its layers keep a state in place of keys and values."""
         lib, handle = self.lib, self.handle
         return bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
 
     @property
     def has_sliding_window(self) -> bool:
-        """Some of its layers see the last tokens of a text only."""
+        """Return whether some of its layers see only the last tokens of a text."""
         return int(self.lib.llama_model_n_swa(self.handle)) > 0
 
     def refuse_recurrent(self) -> None:
-        """Raises ModelUnreadable for a model that cannot score branches."""
+        """Raise ModelUnreadable for a model that cannot score branches."""
         if self.is_recurrent:
             raise ModelUnreadable(
                 f"{self.path} is a recurrent model ({self.architecture}), whose state has no "
@@ -213,7 +213,7 @@ class LlamaModel:
 
     @property
     def placement(self) -> Placement:
-        """Where forward passes are computed."""
+        """Return where forward passes are computed."""
         num_layers = self._num_gpu_layers
         if not self.lib.llama_supports_gpu_offload() or not num_layers:
             return Placement.CPU
@@ -224,14 +224,14 @@ class LlamaModel:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those that compute its layers; none where the CPU does."""
+        """Return the devices that compute its layers; none if the CPU does."""
         if self.placement is Placement.CPU:
             return ()
         return self._on or tuple(devices.every(self.lib))
 
     @property
     def placed_as(self) -> tuple[object, ...]:
-        """Where its layers, tensors and caches lie, for keys of what was measured."""
+        """Return where its layers, tensors and caches lie, for keys of measurements."""
         on = [(device.name, device.description) for device in self.devices]
         return self._num_gpu_layers, on, tuple(self._placed), self.cache
 
@@ -259,17 +259,18 @@ class LlamaModel:
 
     @property
     def license(self) -> str | None:
-        """Of the weights, where the file names it."""
+        """Return the licence of the weights, if the file names it."""
         return self.metadata("general.license")
 
     @property
     def is_read(self) -> bool:
-        """Whether weights are in memory, packed or read whole; a mapped file comes at need."""
+        """Return whether weights are in memory, packed or read whole; a mapped file is loaded at
+        need."""
         return self._is_packed or not self._is_mapped
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """Keys and values of every layer, at 16 bits."""
+        """Return the bytes of keys and values of every layer, at 16 bits."""
         lib, handle = self.lib, self.handle
         head = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
         widths = [
@@ -287,49 +288,49 @@ class LlamaModel:
         return int(self.lib.llama_vocab_eos(self.vocab))
 
     def metadata(self, key: str) -> str | None:
-        """A scalar of the file's metadata, as text."""
+        """Return a scalar of the file's metadata, as text."""
         size = 4096
         buffer = ctypes.create_string_buffer(size)
         length = self.lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the completion."""
-        known = self._ends.get(token)  # asked for between two forward passes, where calls are slow
+        """Return whether a token ends the completion."""
+        known = self._ends.get(token)  # queried between two forward passes, where calls are slow
         if known is None:
             known = self._ends[token] = bool(self.lib.llama_vocab_is_eog(self.vocab, token))
         return known
 
     def token_text(self, token: int) -> bytes:
-        """The vocabulary's own entry for a token (not detokenised)."""
+        """Return the vocabulary's own entry for a token (not detokenised)."""
         if token < 0:  # a part of a picture
             return b""
         return self.lib.llama_vocab_get_text(self.vocab, token) or b""
 
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
-        """Tokens of a text. A templated text has its special tokens spelled out; another one
-        gets the model's own beginning token and no meaning is read into its words."""
+        """Return the tokens of a text. A templated text has its special tokens spelled out. Another
+        one gets the model's own beginning token, and its words are read as plain text."""
         found = self._all_special if is_templated else self._defined
         tokens = self._in_blocks(text, found, is_templated=is_templated)
         is_begun = is_templated and self._begins_with_bos(text)
         return tokens if is_begun else self._enclosed(tokens)
 
     def tokens_within(self, text: str) -> list[int]:
-        """Tokens of a part of a templated text, which spells its special tokens out."""
+        """Return the tokens of a part of a templated text, which spells its special tokens out."""
         return self._in_blocks(text, self._all_special, is_templated=True)
 
     def begun(self, tokens: list[int]) -> list[int]:
-        """Tokens of a whole text, with those that begin and end it where it has none."""
+        """Return the tokens of a whole text, with those that begin and end it added if missing."""
         return tokens if tokens[:1] == [self.bos] else self._enclosed(tokens)
 
     def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
-        """Tokens of a templated text in which these are the only control tokens."""
+        """Return the tokens of a templated text in which these are the only control tokens."""
         tokens = self.tokens_around(text, controls)
         is_begun = bool(controls) and controls[0].begin == 0 and controls[0].token == self.bos
         return tokens if is_begun else self._enclosed(tokens)
 
     def tokens_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
-        """The same, without the tokens that begin and end a text."""
+        """Return the same tokens, without those that begin and end a text."""
         tokens: list[int] = []
         begin, strips = 0, False
         for control in controls:
@@ -345,12 +346,12 @@ class LlamaModel:
 
     @cached_property
     def controls(self) -> SpecialTokens:
-        """Tokens that direct the model: no text of a user's stands for them."""
+        """Return the tokens that direct the model; no user's text stands for them."""
         return self._special(_CONTROL | _UNKNOWN)
 
     @cached_property
     def _defined(self) -> SpecialTokens:
-        """Whole words of the vocabulary, which are found in every text."""
+        """Return the whole words of the vocabulary that are found in every text."""
         return self._special(_USER_DEFINED)
 
     @cached_property
@@ -371,8 +372,9 @@ class LlamaModel:
         return int(self.lib.llama_vocab_get_attr(self.vocab, token))
 
     def _in_blocks(self, text: str, special: SpecialTokens, *, is_templated: bool) -> list[int]:
-        """Tokens of a text. The library's time grows with the square of the special tokens in it,
-        so a long one is cut where one begins: what is around it has the same tokens without it."""
+        """Return the tokens of a text. The library's time grows with the square of the special
+        tokens in it, so a long text is cut where one begins. The text around it has the same tokens
+        without it."""
         cuts = [0]
         for found in special.find(text) if len(text) > _BLOCK else ():
             is_due = found.begin - cuts[-1] > _BLOCK
@@ -382,7 +384,7 @@ class LlamaModel:
         return [t for block in blocks for t in self._tokens(block, is_templated=is_templated)]
 
     def _enclosed(self, tokens: list[int]) -> list[int]:
-        """With the tokens that begin and end a text, where the model has them."""
+        """Add the tokens that begin and end a text, if the model has them."""
         ends = self._tokens("", is_enclosed=True)
         num_first = int(self.lib.llama_vocab_get_add_bos(self.vocab))
         return [*ends[:num_first], *tokens, *ends[num_first:]]
@@ -390,7 +392,7 @@ class LlamaModel:
     def _tokens(
         self, text: str, *, is_templated: bool = False, is_enclosed: bool = False
     ) -> list[int]:
-        data = text.encode("utf-8", "replace")  # a lone surrogate is no text
+        data = text.encode("utf-8", "replace")  # a lone surrogate is not text
         size = len(data) + 8
         tokens = (ctypes.c_int32 * size)()
         n = self.lib.llama_tokenize(
@@ -404,7 +406,7 @@ class LlamaModel:
         return bool(bos) and text.startswith(bos)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text; none for control tokens."""
+        """Return the bytes that a token adds to the text; none for control tokens."""
         found = self._pieces.get(token)
         if found is None:
             if token < 0:  # a part of a picture
@@ -424,7 +426,7 @@ class LlamaModel:
 
 @dataclass(frozen=True)
 class FileVocabulary:
-    """The vocabulary of a GGUF file."""
+    """Load the vocabulary of a GGUF file."""
 
     path: Path
 
@@ -434,18 +436,19 @@ class FileVocabulary:
 
 _HEAD_BYTES = 256
 _ARCHITECTURE_KEY = b"general.architecture" + (8).to_bytes(4, "little")  # 8: a text follows
-_OTHERS = frozenset({"t5encoder", "clip", "wavtokenizer-dec"})  # that do not generate text
+_OTHERS = frozenset({"t5encoder", "clip", "wavtokenizer-dec"})  # these do not generate text
 _CAUSAL = "use a causal (decoder-only) model"
 
 
 def pools(model: LlamaModel) -> bool:
-    """Whether a model computes a row of each text, for embeddings or to rank texts."""
+    """Return whether a model computes a row of each text, for embeddings or to rank texts."""
     named = model.metadata(f"{model.architecture}.pooling_type")
     return model.architecture in ENCODERS or named not in (None, "0")
 
 
 def refuse_encoder(path: Path) -> None:
-    """Raises ModelUnreadable for a GGUF file that says that it reads texts and generates none."""
+    """Raise ModelUnreadable for a GGUF file that declares that it reads texts and generates
+    none."""
     if (kind := declared_architecture(path)) in ENCODERS:
         raise ModelUnreadable(_pooled(path, str(kind)))
 
@@ -458,9 +461,9 @@ def _pooled(path: Path, kind: str) -> str:
 
 
 def declared_architecture(path: Path) -> str | None:
-    """What a GGUF file says it is, where that comes first, as it does by convention.
+    """Return the architecture that a GGUF file declares, if that comes first, as is the convention.
 
-    llama.cpp tells of a file that it refuses in its log only.
+    llama.cpp reports a file that it refuses only in its log.
     """
     with path.open("rb") as file:
         _, _, value = file.read(_HEAD_BYTES).partition(_ARCHITECTURE_KEY)
@@ -487,8 +490,8 @@ def open_context(
     other: object = None,
     on_operation: object = None,
 ) -> Any:
-    """A llama.cpp context with one unified cache, or with one a sequence, ``num_context`` being
-    the cells of all of them. Raises ModelUnreadable when memory is short.
+    """Return a llama.cpp context with one unified cache, or with one per sequence; ``num_context``
+    is the number of cells of all caches. Raises ModelUnreadable if memory is short.
 
     ``is_width_exact``: attention on a CPU gives a row the same bits however many rows and threads
     there are, and whatever lies in the cells between. llama.cpp's flash attention skips masked
@@ -497,13 +500,13 @@ def open_context(
     fp16 are as fast as both in fp16; values in bf16 are slow at long contexts. Plain attention is
     not exact: its sums depend on the cells that a text lies in.
 
-    ``uses_flash_attention`` of a context that need not be exact; None: llama.cpp's own choice.
-    ``num_snapshots`` of each sequence's recurrent state are kept: tokens that can be taken back.
+    ``uses_flash_attention`` is for a context that need not be exact; None: llama.cpp's own choice.
+    ``num_snapshots`` of each sequence's recurrent state are kept: tokens that can be rolled back.
     ``kind`` is llama.cpp's type of the context, ``other`` a context whose model lends it matrices.
     ``on_operation`` is a callback of llama.cpp's own type, which sees each operation.
     """
     lib = model.lib
-    # a GPU's kernels are others, and computing a mixed cache there may not be possible
+    # A GPU has other kernels, and computing a mixed cache there may not be possible.
     is_exact = is_width_exact and model.placement is Placement.CPU
     cache = model.cache.resolved(is_width_exact=is_exact)
     if model.metadata(f"{model.architecture}.attention.key_length_mla"):
@@ -519,7 +522,7 @@ def open_context(
     params.n_outputs_max = max_rows
     params.n_threads = params.n_threads_batch = num_threads
     params.kv_unified = is_unified  # branches share the cells of their prefix
-    params.swa_full = True  # or earlier positions could not be rolled back to
+    params.swa_full = True  # otherwise no rollback to earlier positions is possible
     params.n_rs_seq = num_snapshots
     params.no_perf = True
     params.ctx_type, params.ctx_other = kind, other
@@ -537,7 +540,7 @@ def open_context(
         handle = interruptible(
             lambda: lib.llama_init_from_model(model.handle, params), lambda handle: None
         )
-    except KeyboardInterrupt:  # it is still being made: what it is made of is never freed
+    except KeyboardInterrupt:  # it is still being made: its parts are never freed
         model.handle = None
         raise
     if not handle:

@@ -1,4 +1,4 @@
-"""Declare what a user says of a target that llama.cpp computes."""
+"""Declare the options of a target that llama.cpp computes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from duodec.core.sampling.parameters import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaOptions(TargetOptions):
-    """What llama.cpp is told, and other backends refuse (`duodec.loading.backends`)."""
+    """Hold the options that llama.cpp serves and other backends refuse
+    (`duodec.loading.backends`)."""
 
     @classmethod
     def own(cls) -> tuple[str, ...]:
-        """The names of these, without those that every backend is told."""
+        """Return the names of these options, without those that every backend has."""
         return tuple(LlamaOptions.__annotations__)
 
     mmproj: Annotated[

@@ -1,4 +1,4 @@
-"""Copy what a model's layers are given, where its graph does not name that for llama.cpp's staging.
+"""Copy the inputs of a model's layers, if its graph does not name them for llama.cpp's staging.
 
 llama.cpp calls back for each operation of a forward pass; the outputs of layers have names.
 """
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from duodec.backends.llamacpp.gguf.header import ggml
 
-State = NDArray[np.float32]  # of a token, or of several, a row each
+State = NDArray[np.float32]  # one row per token
 
 
 class Watch:
-    """Copies what some layers of a model are given in each forward pass of a context."""
+    """Copy the inputs of some layers of a model in each forward pass of a context."""
 
     def __init__(self, lib: Any, layers: Sequence[int], width: int) -> None:
         self._width = width
@@ -33,12 +33,12 @@ class Watch:
         self.callback = lib.ggml_backend_sched_eval_callback(self._look)
 
     def taken(self) -> dict[int, State]:
-        """The states of the last pass, by layer; they are given once."""
+        """Return the states of the last pass, by layer, and forget them."""
         parts, self._parts = self._parts, {}
         return {layer: np.concatenate(found) for layer, found in parts.items()}
 
     def _look(self, tensor: int, is_before: bool, _: object) -> bool:
-        """Asks for a tensor before it is computed, and copies it afterwards."""
+        """Ask for a tensor before it is computed, and copy it afterwards."""
         layer = self._by_name.get(self._name(tensor))
         if layer is None:
             return False

@@ -1,6 +1,6 @@
-"""Let a draft model draft for a target whose vocabulary is another one (arXiv 2502.05202).
+"""Let a draft model draft for a target that has another vocabulary (arXiv 2502.05202).
 
-The translated model is a draft model over the target's tokens: whoever drafts with it, verifies or
-plans never learns of a second vocabulary. What it says is only ever a guess, so no text depends on
-how well it is translated.
+The translated model is a draft model over the target's tokens: code that drafts, verifies or plans
+with it never learns of a second vocabulary. Its rows are only guesses, so no text depends on how
+well it is translated.
 """

@@ -1,15 +1,15 @@
-"""A draft model of another vocabulary, over the target's tokens.
+"""Present a draft model of another vocabulary as one over the target's tokens.
 
-The draft model reads the target's text in its own tokens. After a path of target tokens it is
-asked from the same bytes, and its probabilities are told for the target's tokens:
+The draft model reads the target's text in its own tokens. After a path of target tokens it
+continues from the same bytes, and its probabilities are given for the target's tokens:
 
 - A token of equal bytes has the same number of nats, so the keyed noise of the target's token
   couples both as in a pair of one vocabulary.
-- A draft's token that the target lacks stands for the first of the tokens that the target spells
-  it with; where a path ends within it, its probability is what is known of the rest.
+- A draft's token that the target lacks stands for the first of the tokens that the target spells it
+  with; where a path ends within it, its probability is what is known of the rest.
 - A likely token that may grow into a longer one of the target's is followed further, and what the
-  target's tokenizer joins moves to the joined token. The step that this takes is one that the
-  draft's next step would have taken.
+  target's tokenizer joins moves to the joined token. The draft's next step would have taken this
+  step anyway.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import DraftTraits
 
-_Path = tuple[int, ...]  # of the draft's tokens, from the trunk on
+_Path = tuple[int, ...]  # the draft's tokens, from the trunk on
 
-_MOST_NODES = 110  # of the draft's own tree: each may be a leaf, and leaves cost sequence ids
-_MOST_ROWS = 96  # of a text that are remembered
-_LIKELY = math.log(0.2)  # a second token from which it is followed further
-_WORTH = math.log(0.03)  # a text of several tokens below which it is not
+_MOST_NODES = 110  # nodes of the draft's own tree: each may be a leaf, and leaves cost sequence ids
+_MOST_ROWS = 96  # rows of a text that are remembered
+_LIKELY = math.log(0.2)  # least likelihood of a second token that is followed further
+_WORTH = math.log(0.03)  # least likelihood of a text of several tokens that is followed
 _BRANCHES = 2  # tokens of a row that are followed
-_MOST_PIECES = 8  # of the draft's tokens that are joined
-_MOST_BEGUN = 16  # tokens within which a path may end that are looked at
-_UNLIKELY = math.log(0.1)  # a reading of a path's end below which it is not asked about
-_SILENT_S = 0.3  # of forward passes, after which a step shows that it is alive
-_LEAST = 1e-6  # that stays with a token when a longer one takes its place
+_MOST_PIECES = 8  # the draft's tokens that are joined
+_MOST_BEGUN = 16  # tokens within which a path may end that are examined
+_UNLIKELY = math.log(0.1)  # least likelihood of a reading of a path's end
+_SILENT_S = 0.3  # time of forward passes after which a step shows that it is alive
+_LEAST = 1e-6  # likelihood that stays with a token when a longer one takes its place
 
 
 @dataclass
 class _Slot:
-    """A text, and what the draft said after paths below its trunk."""
+    """Hold a text, and what the draft computed after paths below its trunk."""
 
     text: TranslatedText
     trunk: list[int] = field(default_factory=list)
@@ -77,8 +77,8 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Said:
-    """What the draft may say next after a place: a path of its own that goes beyond it, by the
-    bytes that are beyond."""
+    """Hold what the draft may propose next after a place: a path of its own that goes beyond the
+    place, with the bytes that are beyond."""
 
     path: _Path
     data: bytes
@@ -87,7 +87,7 @@ class _Said:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How the draft may read the end of a path: its last token is complete, with a
+    """Hold how the draft may read the end of a path: its last token is complete, with a
     log-probability, or it is the beginning of a longer one."""
 
     path: _Path
@@ -96,7 +96,7 @@ class _Reading:
 
 
 class TranslatedModel(Wrapped):
-    """``model`` for the target of a `Correspondence` with the model's own vocabulary.
+    """Use ``model`` for the target of a `Correspondence` with the model's own vocabulary.
 
     ``mask`` makes the mask of a grammar on the target's vocabulary; ``frames`` are what the two
     chat templates write between messages.
@@ -114,7 +114,7 @@ class TranslatedModel(Wrapped):
         self._words, self._target, self._draft = words, words.target, words.draft
         self._frames = frames
         self._slots: dict[int, _Slot] = {}
-        self._start_s = 0.0  # of the call in work
+        self._start_s = 0.0  # begin of the call in progress
 
     @property
     def traits(self) -> DraftTraits:
@@ -124,7 +124,7 @@ class TranslatedModel(Wrapped):
         return self._mask(grammar)
 
     def rows(self, query: RowQuery) -> list[Row]:
-        """Log-probabilities over the target's vocabulary."""
+        """Return log-probabilities over the target's vocabulary."""
         self._start_s = perf_counter()
         slot = self._slot(query.slot)
         slot.follow(query.text)
@@ -157,8 +157,8 @@ class TranslatedModel(Wrapped):
     # --- the draft model's own rows
 
     def _compute(self, number: int, wanted: Sequence[_Path], kept: Sequence[_Path]) -> None:
-        """Make sure that the rows after these paths are known; the model goes on to know what lies
-        along the ``kept`` ones."""
+        """Make sure that the rows after these paths are known; the model keeps what lies along the
+        ``kept`` ones."""
         slot = self._slots[number]
         missing = []
         for path in dict.fromkeys(wanted):
@@ -169,7 +169,7 @@ class TranslatedModel(Wrapped):
         if missing:
             is_silent = perf_counter() - self._start_s > _SILENT_S
             if is_silent and self.model.traits.reads_in_chunks:
-                self.model.on_chunk()  # so that a slow machine is not taken for hung
+                self.model.on_chunk()  # so that a slow machine does not count as hung
             tree = TreeBuilder()
             known: dict[_Path, int] = {(): ROOT}
             ends = [_add(tree, known, path) for path in missing]
@@ -186,7 +186,7 @@ class TranslatedModel(Wrapped):
     # --- where a path ends within a token
 
     def _read(self, slot: _Slot, place: TextPosition, path: _Path) -> _Reading:
-        """What the rows that are known say of the path's last word."""
+        """Return what the known rows say about the path's last word."""
         word = last_word(place.open)
         tokens = self._draft.tokens_of(word)
         before = path[: len(path) - len(tokens)]
@@ -211,7 +211,7 @@ class TranslatedModel(Wrapped):
         return _Reading(path, _log(weight / total), tuple(said))
 
     def _begun_with(self, row: Row, prefix: bytes) -> list[int]:
-        """The row's best tokens that begin with the end of a path."""
+        """Return the row's best tokens that begin with the end of a path."""
         longer = self._draft.begun_with(prefix)
         return longer[top(row[longer], _MOST_BEGUN)].tolist() if len(longer) else []
 
@@ -220,11 +220,11 @@ class TranslatedModel(Wrapped):
     def _joined(
         self, number: int, readings: Sequence[_Reading], kept: Sequence[_Path]
     ) -> list[list[tuple[int, int, float]]]:
-        """For each reading what moves: from the target's token, to its longer one, and the
+        """Return for each reading what moves: from the target's token, to its longer one, and the
         log-probability of that."""
         slot = self._slots[number]
         found: list[list[tuple[int, int, float]]] = [[] for _ in readings]
-        edge: list[tuple[int, int, _Said]] = []  # (reading, token that it begins with, said)
+        edge: list[tuple[int, int, _Said]] = []  # (reading, token that it begins with, text)
         for i, reading in enumerate(readings):
             said = [*reading.begun]
             if reading.path in slot.rows and reading.complete >= _UNLIKELY:
@@ -254,7 +254,7 @@ class TranslatedModel(Wrapped):
         return found
 
     def _next(self, slot: _Slot, said: _Said) -> list[_Said]:
-        """The likeliest texts that go on with one more token."""
+        """Return the likeliest texts that continue with one more token."""
         row = slot.rows.get(said.path)
         if row is None:
             return []
@@ -287,7 +287,7 @@ class TranslatedModel(Wrapped):
         return row
 
     def _rest_of(self, said: _Said) -> tuple[int, ...]:
-        """The target's tokens of what comes after the first bytes of a draft's token."""
+        """Return the target's tokens of what comes after the first bytes of a draft's token."""
         token = said.path[-1]
         end, begin = 0, len(self._draft.pieces[token]) - len(said.data)
         spelled = self._words.spelled(token)
@@ -299,7 +299,7 @@ class TranslatedModel(Wrapped):
 
 
 def _add(tree: TreeBuilder, known: dict[_Path, int], path: _Path) -> int:
-    """The end of a path, whose beginning may be known."""
+    """Return the end of a path, whose beginning may be known; add what is missing."""
     if path not in known:
         known[path] = tree.add(_add(tree, known, path[:-1]), path[-1])
     return known[path]

@@ -1,4 +1,5 @@
-"""How the drafter's process makes a draft model of another vocabulary than the target's."""
+"""Describe how the drafter's process makes a draft model of another vocabulary than the
+target's."""
 
 from __future__ import annotations
 
@@ -17,22 +18,22 @@ from duodec.errors import VocabularyMismatch
 
 
 class VocabularyRecipe(Protocol):
-    """What the child makes a target's vocabulary of: a picklable value."""
+    """Make a target's vocabulary in the child; a picklable value."""
 
     def load(self) -> Speller:
-        """Raises the typed errors of loading."""
+        """Load it. Raises the typed errors of loading."""
 
 
 @dataclass(frozen=True)
 class TranslatedRecipe:
-    """``draft``, whose model names its ``vocabulary``, for a target of another one."""
+    """Make ``draft``, whose model names its ``vocabulary``, for a target of another one."""
 
     draft: Recipe
     target: VocabularyRecipe
     frames: tuple[Frame, ...] = ()
 
     def load(self) -> DraftModel:
-        """Raises VocabularyMismatch where the two have no token in common."""
+        """Load it. Raises VocabularyMismatch if the two have no token in common."""
         model: Any = self.draft.load()
         target = self.target.load()
         words = Correspondence(Spelling(target), Spelling(model.vocabulary))

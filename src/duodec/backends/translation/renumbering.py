@@ -1,4 +1,5 @@
-"""A draft model whose vocabulary is the target's but for a few tokens, and their numbers."""
+"""Use a draft model whose vocabulary differs from the target's in a few tokens, and in their
+numbers."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from duodec.core.traits import DraftTraits
 
 
 class RenumberedModel(Wrapped):
-    """``model`` over the target's tokens, each by its number in the model's own vocabulary.
+    """Use ``model`` over the target's tokens, each by its number in the model's own vocabulary.
 
-    A token that the model lacks is read as the first that it spells it with, and is never
-    offered. ``mask`` makes the mask of a grammar on the target's vocabulary.
+    A token that the model lacks is read as the first token that the model spells it with, and is
+    never proposed. ``mask`` makes the mask of a grammar on the target's vocabulary.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class RenumberedModel(Wrapped):
         return self._mask(grammar)
 
     def rows(self, query: RowQuery) -> list[Row]:
-        """Logits over the target's vocabulary."""
+        """Return logits over the target's vocabulary."""
         draft = Draft(tuple(self._numbers[list(query.draft.tokens)].tolist()), query.draft.parents)
         own = replace(query, text=self._numbers[query.text], draft=draft)
         return [self._words.gathered(row) for row in self.model.rows(own)]

@@ -10,13 +10,13 @@ from duodec.backends.translation.spelling import Spelling
 from duodec.core.rows import Row
 
 NONE = -1  # no token
-_ALIKE = 0.99  # of the tokens of each: two vocabularies that differ in less are one, renumbered
-_HEAVY = 9.0  # nats below the likeliest token within which none is forgotten
+_ALIKE = 0.99  # share of common tokens above which two vocabularies are one, renumbered
+_HEAVY = 9.0  # nats below the likeliest token within which no token is dropped
 _MOST_HEAVY = 64
 
 
 class Correspondence:
-    """Which tokens of two vocabularies are the same bytes, or the same special token."""
+    """Say which tokens of two vocabularies are the same bytes, or the same special token."""
 
     def __init__(self, target: Spelling, draft: Spelling) -> None:
         self.target, self.draft = target, draft
@@ -38,22 +38,22 @@ class Correspondence:
 
     @property
     def num_shared(self) -> int:
-        """Tokens with bytes that both have."""
+        """Return how many tokens with bytes both have."""
         return sum(piece in self.draft.token_of for piece in self.target.token_of)
 
     @property
     def is_renumbering(self) -> bool:
-        """Whether the two differ in a few tokens only."""
+        """Return whether the two differ only in a few tokens."""
         sizes = (len(self.target.token_of), len(self.draft.token_of))
         return self.num_shared >= _ALIKE * max(sizes)
 
     def gathered(self, row: Row) -> Row:
-        """The logits of the tokens that both have; of the target's others, none."""
+        """Return the logits of the tokens that both have; the target's others have none."""
         return np.concatenate([row, self._rest])[self._places]
 
     def translated(self, log_probs: Row) -> Row:
-        """Log-probabilities over the target's vocabulary. A draft's token that the target lacks
-        counts for the first token that the target spells it with."""
+        """Return log-probabilities over the target's vocabulary. A draft's token that the target
+        lacks counts for the first token that the target spells it with."""
         row = self.gathered(log_probs)
         heavy = np.flatnonzero(log_probs > log_probs.max() - _HEAVY)
         lacking = heavy[~self.is_known[heavy]]
@@ -65,11 +65,12 @@ class Correspondence:
         return row
 
     def spelled(self, token: int) -> tuple[int, ...]:
-        """The target's tokens of one of the draft's."""
+        """Return the target's tokens of one of the draft's."""
         return self.target.tokens_of(self.draft.pieces[token])
 
     def may_grow(self, data: bytes) -> bool:
-        """Whether the target has a token that begins with these bytes and that the draft lacks."""
+        """Return whether the target has a token that begins with these bytes and that the draft
+        lacks."""
         pieces = self._lacking_in_draft
         i = bisect_right(pieces, data)
         return i < len(pieces) and pieces[i].startswith(data)

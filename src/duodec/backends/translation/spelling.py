@@ -14,18 +14,18 @@ from duodec.core.protocols import Speller
 
 _REMEMBERED = 1 << 14  # short texts
 _SHORT = 64  # bytes
-_LONGEST_TOKEN = 64  # bytes that a search for the longest token looks at
+_LONGEST_TOKEN = 64  # bytes that a search for the longest token examines
 _AFTER_ALL = b"\xff" * 8
 
-# between two words, where no tokenizer that splits texts at spaces joins what it has split
+# No tokenizer that splits texts at spaces joins what it has split between two words.
 _CUT = re.compile(rb"(?<=\S)(?= )|(?<=[0-9A-Za-z])(?=\n)")
 
 
 @dataclass(frozen=True)
 class SpelledVocabulary:
-    """A vocabulary by value, with a tokenizer of the library ``tokenizers``."""
+    """Hold a vocabulary by value, with a tokenizer of the library ``tokenizers``."""
 
-    texts: tuple[bytes, ...]  # by token, as `token_text`
+    texts: tuple[bytes, ...]  # by token, as in `token_text`
     pieces: tuple[bytes, ...]
     bos: int
     eos: int
@@ -37,7 +37,7 @@ class SpelledVocabulary:
         return len(self.texts)
 
     def load(self) -> Speller:
-        self.tokenizer.encode_special_tokens = True  # a switch that does not travel
+        self.tokenizer.encode_special_tokens = True  # this setting is not pickled
         return self
 
     def token_text(self, token: int) -> bytes:
@@ -50,14 +50,15 @@ class SpelledVocabulary:
         return token in self.ends
 
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
-        """Tokens of a text in which nothing is a control token."""
+        """Return the tokens of a text in which nothing is a control token."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 class Spelling:
-    """The bytes of every token, and the tokens of bytes by the vocabulary's own tokenizer.
+    """Hold the bytes of every token, and find the tokens of bytes with the vocabulary's own
+    tokenizer.
 
-    ``token_of`` names one token for its bytes: of several with the same ones the last, since
+    ``token_of`` names one token for its bytes. If several have the same bytes it is the last, since
     single bytes come before the letters that they spell. ``specials`` are the tokens that add
     nothing to a text, by the vocabulary's own entry.
     """
@@ -76,8 +77,9 @@ class Spelling:
         self._in_order = np.array([self.token_of[p] for p in self._sorted], dtype=np.int32)
 
     def tokens_of(self, data: bytes) -> tuple[int, ...]:
-        """Tokens of bytes that stand within a text: of whole characters those of the tokenizer, of
-        parts of one, or where the tokenizer changes what it reads, the longest that fit."""
+        """Return the tokens of bytes that stand within a text. Whole characters get the tokenizer's
+        tokens. Parts of a character, and bytes that the tokenizer changes, get the longest tokens
+        that fit."""
         found = self._known.get(data)
         if found is None:
             found = tuple(self._tokens_of(data))
@@ -88,11 +90,11 @@ class Spelling:
         return found
 
     def words_of(self, data: bytes) -> tuple[int, ...]:
-        """The same of a short text, word by word."""
+        """Return the tokens of a short text, word by word."""
         return tuple(token for word in _CUT.split(data) for token in self.tokens_of(word))
 
     def begun_with(self, prefix: bytes) -> NDArray[np.int32]:
-        """Tokens that are longer than ``prefix`` and begin with it."""
+        """Return the tokens that begin with ``prefix`` and are longer."""
         pieces = self._sorted
         begin = bisect_left(pieces, prefix)
         end = bisect_left(pieces, prefix + _AFTER_ALL, begin)
@@ -115,10 +117,10 @@ class Spelling:
         return tokens
 
     def _characters(self, text: str, data: bytes) -> list[int]:
-        """Tokens of whole characters."""
+        """Return the tokens of whole characters."""
         if not text:
             return []
-        # some tokenizers put a space before every text, which may be the one that begins it
+        # Some tokenizers put a space before every text, which may be the one that begins it.
         for tried in (text, text[1:]) if text[0] == " " else (text,):
             tokens = self.vocabulary.tokenize(tried, is_templated=False) if tried else []
             tokens = [token for token in tokens if self.pieces[token]]
@@ -128,7 +130,7 @@ class Spelling:
         return self._longest_of(data)
 
     def _longest_of(self, data: bytes) -> list[int]:
-        """The longest token that fits, then the longest after it; bytes of no token are left
+        """Return the longest token that fits, then the longest after it; bytes of no token are left
         out."""
         tokens: list[int] = []
         begin = 0
@@ -145,7 +147,8 @@ class Spelling:
 
 
 def last_cut(data: bytes, longest: int) -> int:
-    """Where the last word begins that may still grow; it is at most ``longest`` bytes long."""
+    """Return where the last word begins that may still grow; it is at most ``longest`` bytes
+    long."""
     begin = max(0, len(data) - longest)
     cut = begin
     for found in _CUT.finditer(data, begin):
@@ -158,5 +161,5 @@ def last_cut(data: bytes, longest: int) -> int:
 
 
 def last_word(data: bytes) -> bytes:
-    """What follows the last cut."""
+    """Return what follows the last cut."""
     return _CUT.split(data)[-1]

@@ -13,12 +13,12 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.sampling.sampler import Tokens
 
-_LONGEST_WORD = 96  # bytes that may still be spelled otherwise when the text grows
+_LONGEST_WORD = 96  # bytes that may still be spelled differently when the text grows
 _MARKS = 64
 
 
 class Frame(NamedTuple):
-    """What a chat template writes between two messages, as tokens of both vocabularies."""
+    """Hold what a chat template writes between two messages, as tokens of both vocabularies."""
 
     target: tuple[int, ...]
     draft: tuple[int, ...]
@@ -26,8 +26,8 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class TextPosition:
-    """The end of a path below a text: draft tokens that are settled, then bytes that may still be
-    spelled otherwise when more follow."""
+    """Hold the end of a path below a text: settled draft tokens, then bytes that may still be
+    spelled differently when more follow."""
 
     settled: tuple[int, ...]
     open: bytes
@@ -35,7 +35,7 @@ class TextPosition:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How far the target's text was translated, to go on from there."""
+    """Mark how far the target's text was translated, to go on from there."""
 
     num_target: int
     num_draft: int
@@ -43,16 +43,16 @@ class _Mark:
 
 
 class TranslatedText:
-    """One text of the target in the draft's tokens.
+    """Keep one text of the target in the draft's tokens.
 
-    ``trunk`` is what is settled of it, at least one token; ``open`` are the bytes after it, the
-    last word, which more text may spell otherwise.
+    ``trunk`` is the settled part, at least one token; ``open`` are the bytes after it, the last
+    word, which more text may spell differently.
     """
 
     def __init__(
         self, target: Spelling, draft: Spelling, specials: Sequence[int], frames: Iterable[Frame]
     ) -> None:
-        """``specials``: the draft's token for each of the target's, or -1; those of tokens without
+        """``specials`` holds the draft's token for each of the target's, or -1; only tokens without
         bytes count."""
         self._target, self._spelling, self._specials = target, draft, specials
         self._frames: dict[int, list[Frame]] = {}
@@ -91,7 +91,8 @@ class TranslatedText:
         self._text = text.copy()
 
     def places(self, draft: Draft) -> Iterator[TextPosition]:
-        """The text's end, then the end of the path to each node of a tree of target tokens."""
+        """Yield the text's end, then the end of the path to each node of a tree of target
+        tokens."""
         places = {ROOT: TextPosition((), self.open)}
         yield places[ROOT]
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
@@ -99,7 +100,7 @@ class TranslatedText:
             yield places[node]
 
     def path(self, place: TextPosition) -> tuple[int, ...]:
-        """The draft's tokens from the trunk to there."""
+        """Return the draft's tokens from the trunk to a place."""
         return place.settled + self._spelling.words_of(place.open)
 
     def _after(self, place: TextPosition, token: int) -> TextPosition:
@@ -145,7 +146,8 @@ class TranslatedText:
         return None
 
     def _begun_frame(self, tokens: Sequence[int]) -> int:
-        """Where the end of the text may be the beginning of a frame; its length if nowhere."""
+        """Return where the end of the text may be the beginning of a frame; its length if
+        nowhere."""
         longest = max((len(f.target) for some in self._frames.values() for f in some), default=0)
         for begin in range(max(0, len(tokens) - longest), len(tokens)):
             rest = tuple(tokens[begin:])
@@ -156,5 +158,5 @@ class TranslatedText:
 
 
 def _without(tokens: tuple[int, ...], first: list[int]) -> tuple[int, ...]:
-    """Tokens without those that are there already."""
+    """Return the tokens without those that are already there."""
     return tokens[len(first) :] if list(tokens[: len(first)]) == first else tokens

@@ -1,4 +1,4 @@
-"""Pass on what a drafter asks of a model beside its rows."""
+"""Pass on a drafter's calls of a model, apart from its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duodec.core.traits import DraftTraits
 
 
 class Wrapped(DraftModel):
-    """A draft model that has one of its own, and its traits."""
+    """Wrap another draft model, and share its traits."""
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model

@@ -25,18 +25,19 @@ _HARD_PATIENCE = 2  # presses of Ctrl-C after the first that still end the respo
 
 
 def as_messages(messages: list[dict[str, Any]]) -> Prompt:
-    """For the model's chat template."""
+    """Prepare messages for the model's chat template."""
     return messages
 
 
 def as_text(messages: list[dict[str, Any]]) -> Prompt:
-    """One text that goes on, for a model that knows no turns."""
+    """Join messages into one text, for a model without turns."""
     return "\n".join(message["content"] for message in messages)
 
 
 @dataclass
 class Conversation:
-    """Every response sees all earlier messages; the engine's memo makes that cheap."""
+    """Hold a conversation. Every response sees all earlier messages; the engine's cache makes that
+    cheap."""
 
     models: ChatModels
     writer: CompletionWriter
@@ -56,7 +57,7 @@ class Conversation:
         return self.models.llm
 
     def all_messages(self) -> list[dict[str, Any]]:
-        """The system message and everything since."""
+        """Return the system message and everything since."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.messages]
 
@@ -68,19 +69,19 @@ class Conversation:
         self.messages = said
 
     def num_tokens(self) -> int:
-        """Tokens of the conversation so far."""
+        """Return how many tokens the conversation has so far."""
         prompt = self.prompt_of(self.all_messages())
         return len(self.engine.tokens_of(prompt)) if self.messages else 0
 
     def draft_of(self, done: StreamedCompletion) -> str | None:
-        """The draft model used for a response."""
+        """Return the draft model used for a response."""
         method = method_named(done.method)
         takes_one = method.needs_draft_model or method.uses_draft_model
         return self.models.draft if takes_one else None
 
     def send(self, text: str) -> None:
-        """Send a message and stream the response. Raises BadOption and ContextExceeded; the message
-        is then not kept."""
+        """Send a message and stream the response. Raises BadOption and ContextExceeded; then the
+        message is not kept."""
         self.messages.append({"role": "user", "content": self.attachment + text})
         self._num_regenerated = 0
         try:
@@ -91,7 +92,7 @@ class Conversation:
         self.attachment = ""
 
     def regenerate(self) -> None:
-        """Another response to the last message: the next choice of the same seed."""
+        """Stream another response to the last message: the next choice of the same seed."""
         before = list(self.messages)
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
@@ -105,7 +106,7 @@ class Conversation:
             self.messages = before
 
     def undo(self) -> str:
-        """Take back the last message and its response; returns the message. Raises BadOption."""
+        """Remove the last message and its response; return the message. Raises BadOption."""
         roles = [message["role"] for message in self.messages]
         if "user" not in roles:
             raise BadOption("there is no message to take back")

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatModels:
-    """One target and its draft at a time; the options of the command line hold for each."""
+    """Hold one target and its draft at a time; the options of the command line hold for each."""
 
     config: EngineConfig
     method: str | None
     on_warning: Callable[[str], None]
     is_quiet: bool = False
-    is_raw: bool = False  # text goes on as it is, so no chat template is needed
+    is_raw: bool = False  # text is continued as it is, so no chat template is needed
     target: str = ""
     draft: str | None = None
     _llm: LLM | None = field(default=None, init=False)
 
     @property
     def llm(self) -> LLM:
-        """The target that is loaded."""
+        """Return the loaded target."""
         assert self._llm is not None, "open one first"
         return self._llm
 
     @property
     def name(self) -> str:
-        """The target's name, for people."""
+        """Return the target's name, for people."""
         return name_of(self.target)
 
     def open(self, target: str) -> None:
@@ -46,9 +46,10 @@ class ChatModels:
         self._load(self._resolved(target))
 
     def _resolved(self, target: str) -> ResolvedPair:
-        # the draft that was named suits the target that was named
+        # The draft that was named suits the target that was named.
         draft = self.config.draft if target == self.config.target else "auto"
-        # loaded even if it may not pay: what decodes finds out, or another method needs it
+        # The draft is loaded even if it may not pay: decoding finds out, or another method needs
+        # it.
         return opening.resolve_for(replace(self.config, target=target, draft=draft), self.method)
 
     def _load(self, pair: ResolvedPair) -> None:
@@ -66,8 +67,8 @@ class ChatModels:
         self._llm, self.target, self.draft = llm, target, drafting
 
     def switch(self, target: str) -> None:
-        """Exchange the models; the one before is freed first, as both may not fit. If the new one
-        cannot be loaded, the one before is loaded again. Raises BadOption."""
+        """Exchange the models. The old one is freed first, as both may not fit. If the new one
+        cannot be loaded, the old one is loaded again. Raises BadOption."""
         before = self.target
         try:
             pair = self._resolved(target)
@@ -79,7 +80,7 @@ class ChatModels:
             raise BadOption(f"{error}; {name_of(before)} stays") from error
 
     def close(self) -> None:
-        """Free the models. Can be called twice."""
+        """Free the models. It can be called twice."""
         if self._llm is not None:
             self._llm.close()
             self._llm = None

@@ -30,7 +30,7 @@ LEAVE = ("/bye", "/exit", "/quit")
 
 
 class Leave(Exception):
-    """The user ends the chat."""
+    """Raised when the user ends the chat."""
 
 
 def run(line: str, chat: Conversation) -> None:
@@ -77,7 +77,7 @@ def _set(chat: Conversation, rest: str) -> None:
 
 
 def set_method(chat: Conversation, name: str) -> None:
-    """Raises BadOption for an unknown method, and for one without what it needs."""
+    """Use a method. Raises BadOption for an unknown method, and for one without what it needs."""
     chosen = opening.method_or_none(name)
     wanted = method_named(chosen) if chosen else None
     if wanted and wanted.needs_draft_model and chat.engine.drafter is None:

@@ -21,7 +21,7 @@ _WORDS = {
 
 
 class SlashCompleter(Completer):
-    """Of lines that begin with a slash."""
+    """Complete lines that begin with a slash."""
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)

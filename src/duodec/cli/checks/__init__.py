@@ -1,4 +1,4 @@
-"""The checks of `duodec doctor`, one `Check` each."""
+"""Run the checks of `duodec doctor`; each returns a `Check`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from duodec.errors import DuodecError
 
 @dataclass(frozen=True)
 class Check:
-    """One result; fail means that this pair cannot be used."""
+    """Hold one result; fail means that this pair cannot be used."""
 
     name: str
     verdict: Literal["ok", "warn", "fail"]
@@ -18,7 +18,7 @@ class Check:
 
 
 def failed(error: DuodecError, name: str = "use") -> Check:
-    """The check of an error that makes the pair unusable."""
+    """Return the check of an error that makes the pair unusable."""
     words, _, remedy = as_options(str(error)).rpartition("; ")
     return Check(name, "fail", words or remedy, remedy if words else "")
 

@@ -31,7 +31,7 @@ def check_cores(plan: CorePlan, num_cores: int) -> Check:
 
 
 def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
-    """llama.cpp's build; one for another processor never gets this far."""
+    """Check llama.cpp's build; one for another processor never gets this far."""
     from duodec.backends.llamacpp.load import GPU_BUILD
 
     info = lib.llama_print_system_info().decode("utf-8", "replace")
@@ -48,8 +48,8 @@ def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
 
 
 def check_kernels(model: LlamaModel) -> Check:
-    """Which kernels compute a model on the CPU, and what ours leave to llama.cpp's, as forward
-    passes show it. Raises ModelUnreadable and ComputeFailed."""
+    """Check which kernels compute a model on the CPU, and what ours leave to llama.cpp's, as
+    forward passes show. Raises ModelUnreadable and ComputeFailed."""
     from duodec.backends.llamacpp.checks.operations import left_to_llama_cpp
 
     lib = model.lib
@@ -82,7 +82,7 @@ def check_kernels(model: LlamaModel) -> Check:
 
 
 def check_backends(used: str, *, has_gpu: bool) -> list[Check]:
-    """Check what else computes targets, as far as it has anything to say."""
+    """Check the other libraries that compute targets, if they report anything."""
     found: list[Check] = []
     for name in plugins.installed(plugins.BACKENDS):
         try:
@@ -95,7 +95,7 @@ def check_backends(used: str, *, has_gpu: bool) -> list[Check]:
 
 
 def gpu_is_there() -> bool:
-    """Whether Linux lists an NVIDIA GPU, usable or not."""
+    """Return whether Linux lists an NVIDIA GPU, usable or not."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
@@ -103,6 +103,6 @@ IDLE = Check("idle", "ok", "no other program used the cores during the measureme
 
 
 def busy(words: str) -> Check:
-    """Instead of times and estimates, which other programs would make nonsense of."""
+    """Return a check that stands for times and estimates, which other programs would spoil."""
     remedy = "stop them, or let --wait 120 wait until they are done"
     return Check("idle", "warn", f"{words}; no speed is estimated", remedy)

@@ -36,7 +36,7 @@ def check_model(role: str, file: ModelFile, model: TargetModel) -> Check:
 
 
 def check_vocabularies(target: TargetModel, draft: TargetModel) -> Check:
-    """Every token is compared; a padded vocabulary is one, another one is translated."""
+    """Compare every token. A padded vocabulary counts as the same; another one is translated."""
     found = difference(target, draft)
     if found is not None:
         words = f"{found}: the draft's text is tokenised anew, and accepted less often"
@@ -79,7 +79,7 @@ def check_context(target: TargetModel, draft: TargetModel | None, num_context: i
 
 
 def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: int) -> list[Check]:
-    """Weights, caches and rows against what is free now, on each device."""
+    """Compare weights, caches and rows with what is free now, on each device."""
     cache = _cache_bytes([target.model], num_context)
     rows = states = 0
     if own := target.footprint:
@@ -102,7 +102,7 @@ def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: i
 
 
 def check_memory_of(models: Sequence[TargetModel], num_context: int) -> Check:
-    """The machine's main memory."""
+    """Check the machine's main memory."""
     cache = _cache_bytes(models, num_context)
     return _memory("memory", available_bytes(), weights=_weight_bytes(models), cache=cache)
 
@@ -133,8 +133,8 @@ def _cache_bytes(models: Sequence[TargetModel], num_context: int) -> int:
 def check_rows(
     trial: RowTrial, widths: Widths, classes: Sequence[tuple[int, ...]] = (), *, is_fast: bool
 ) -> Check:
-    """Whether a seed has one text on this device, whatever is drafted; and which ``classes`` of
-    widths have equal bits there, where they were compared."""
+    """Check whether a seed has one text on this device, whatever is drafted, and which ``classes``
+    of widths have equal bits there, if they were compared."""
     if trial.is_exact:
         rows = f"{widths} rows a forward pass"
         if classes:

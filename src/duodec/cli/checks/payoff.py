@@ -1,4 +1,5 @@
-"""Answer whether a draft pays here: time a target and a draft, and expect a speed-up from both."""
+"""Find out whether a draft pays here: time a target and a draft, and estimate a speed-up from
+both."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _PROMPTS = (
     "Write a Python function that adds two numbers.",
     "Translate into German: The weather is fine today.",
 )
-_NUM_TOKENS = 24  # of each response
+_NUM_TOKENS = 24  # tokens of each response
 _NUM_CONTEXT = 1024
 _WORTH = 1.1  # best case below which drafts are not worth it
 _MOST, _FEWEST, _BUDGET_S = 9, 3, 1.5  # runs of a measurement; seconds after which it ends
@@ -45,7 +46,7 @@ _MOST, _FEWEST, _BUDGET_S = 9, 3, 1.5  # runs of a measurement; seconds after wh
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one forward pass each; the draft's are None without a draft."""
+    """Hold the seconds of one forward pass each; the draft's are None without a draft."""
 
     plain_s: float  # one token of the target
     verify_s: float  # the target over NUM_SCORED draft tokens
@@ -54,7 +55,7 @@ class Speed:
 
     @classmethod
     def of(cls, profile: Profile) -> Speed:
-        """The same figures from the shortest context of a profile."""
+        """Return the same figures from the shortest context of a profile."""
         context = min(forward.context for forward in profile.forwards)
         forwards = {f.width: f.seconds for f in profile.forwards if f.context == context}
         steps = {s.leaves: s.seconds for s in profile.steps if s.context == context}
@@ -62,28 +63,30 @@ class Speed:
 
     @property
     def verify_cost(self) -> float:
-        """In plain forward passes."""
+        """Return the cost of a verification in plain forward passes."""
         return self.verify_s / self.plain_s
 
     @property
     def draft_cost(self) -> float:
-        """Plain forward passes that NUM_SCORED draft tokens cost."""
+        """Return the cost of NUM_SCORED draft tokens in plain forward passes."""
         return NUM_SCORED * (self.draft_s or 0.0) / self.plain_s
 
     def round_s(self, length: int, *, shares_cores: bool) -> float:
-        """Seconds of a forward pass over a chain of draft tokens while the next one is drafted, or
-        after it where target and drafter share cores."""
+        """Return the seconds of a forward pass over a chain of draft tokens while the next one is
+        drafted, or after it if target and drafter share cores."""
         verify_s = self.plain_s + length / NUM_SCORED * (self.verify_s - self.plain_s)
         draft_s = length * (self.draft_s or 0.0)
         return verify_s + draft_s if shares_cores else max(verify_s, draft_s)
 
     def num_needed(self, *, shares_cores: bool) -> float:
-        """Accepted tokens of NUM_SCORED with which a round is as fast as plain decoding."""
+        """Return how many of NUM_SCORED tokens must be accepted for a round to be as fast as plain
+        decoding."""
         return max(0.0, self.round_s(NUM_SCORED, shares_cores=shares_cores) / self.plain_s - 1)
 
     def expected(self, agreement: float, *, shares_cores: bool) -> float:
-        """Speed over plain decoding with chains of the best length, where each draft token is
-        accepted with the probability ``agreement``; at least 1: plain decoding is a choice."""
+        """Return the speed over plain decoding with chains of the best length, where each draft
+        token is accepted with the probability ``agreement``. It is at least 1: plain decoding is a
+        choice."""
         return max(
             1.0,
             *(
@@ -97,7 +100,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class TargetTrial:
-    """A target's times, and its greedy responses, each with the length of its prompt."""
+    """Hold a target's times, and its greedy responses, each with the length of its prompt."""
 
     plain_s: float
     verify_s: float
@@ -106,7 +109,8 @@ class TargetTrial:
 
 @dataclass(frozen=True)
 class DraftTrial:
-    """What a draft costs next to a target, and the part of its first guesses that are right."""
+    """Hold what a draft costs next to a target, and the share of its first guesses that are
+    right."""
 
     candidate: Candidate
     speed: Speed
@@ -115,7 +119,7 @@ class DraftTrial:
 
     @property
     def speedup(self) -> float:
-        """Expected, over plain decoding."""
+        """Return the expected speed-up over plain decoding."""
         return self.speed.expected(self.agreement, shares_cores=self.shares_cores)
 
 
@@ -136,8 +140,8 @@ def try_target(loaded: LoadedTarget, plan: CorePlan) -> TargetTrial:
 
 
 def check_numbers(loaded: LoadedTarget, plan: CorePlan) -> None:
-    """Let a target complete one short prompt, where times would say nothing. Raises ComputeFailed
-    for logits that are not finite."""
+    """Let a target complete one short prompt, where timings would be meaningless. Raises
+    ComputeFailed for logits that are not finite."""
     with _started(loaded, plan) as target:
         _response(loaded, target, _PROMPTS[0])
 
@@ -149,8 +153,8 @@ def _started(loaded: LoadedTarget, plan: CorePlan) -> closing[RunningTarget]:
 def try_draft(
     loaded: LoadedTarget, candidate: Candidate, target: TargetTrial, plan: CorePlan
 ) -> DraftTrial:
-    """Ask a draft model for every token of the target's responses, and time it. Raises what is
-    wrong with the draft."""
+    """Ask a draft model for every token of the target's responses, and time it. Raises an error if
+    something is wrong with the draft."""
     num_vocab = loaded.model.num_vocab
     recipe = LlamaRecipe(candidate.path, _NUM_CONTEXT, len(plan.draft_cores), num_vocab)
     model = recipe_for(loaded.model, recipe).load()
@@ -174,10 +178,10 @@ def try_draft(
 
 
 def _response(loaded: LoadedTarget, target: Target, prompt: str) -> tuple[Tokens, int]:
-    """The greedy response to a prompt, with the prompt before it."""
+    """Return the greedy response to a prompt, with the prompt before it."""
     tokens = loaded.model.tokenize(prompt, is_templated=False)
     if loaded.model.chat_template:
-        with suppress(BadOption):  # a template that refuses it is another check's
+        with suppress(BadOption):  # a template that refuses it belongs to another check
             tokens = chat_tokens(loaded.model, [{"role": "user", "content": prompt}])
     num_prompt = len(tokens)
     for _ in range(_NUM_TOKENS):
@@ -189,12 +193,12 @@ def _response(loaded: LoadedTarget, target: Target, prompt: str) -> tuple[Tokens
 
 
 def _text(tokens: Tokens, length: int) -> Tokens:
-    """So many tokens: a text, repeated if it is shorter."""
+    """Return ``length`` tokens of a text, repeated if it is shorter."""
     return np.resize(tokens, length).astype(np.int32)
 
 
 def _unseen_tokens(num_vocab: int) -> list[list[int]]:
-    """For each run draft tokens that no earlier run had, so that nothing of them is cached."""
+    """Return for each run draft tokens that no earlier run had, so that none of them is cached."""
     return [
         [(num_vocab // 2 + NUM_SCORED * i + j) % num_vocab for j in range(NUM_SCORED)]
         for i in range(_MOST)
@@ -202,7 +206,7 @@ def _unseen_tokens(num_vocab: int) -> list[list[int]]:
 
 
 def _median_s(run: Callable[[int], object]) -> float:
-    """The median of some runs, each called with its number; the first is a warm-up."""
+    """Return the median of some runs, each called with its number; the first is a warm-up."""
     times: list[float] = []
     end_s = perf_counter() + _BUDGET_S
     for i in range(_MOST):
@@ -218,8 +222,8 @@ def _median_s(run: Callable[[int], object]) -> float:
 
 
 def check_speed(speed: Speed, agreement: float | None = None, *, shares_cores: bool) -> list[Check]:
-    """The measured times, and whether drafts can pay; with the part of a draft's first guesses
-    that are right, also what to expect."""
+    """Check the measured times, and whether drafts can pay. With the share of a draft's first
+    guesses that are right, also estimate the speed."""
     plain = Check(
         "plain decoding", "ok", f"{seconds(speed.plain_s)} a token, {rate(1 / speed.plain_s)}"
     )
@@ -248,7 +252,7 @@ def check_speed(speed: Speed, agreement: float | None = None, *, shares_cores: b
 
 
 def check_trials(target: str, trials: Sequence[DraftTrial]) -> list[Check]:
-    """Drafts on this machine, the best first, and the command that uses each."""
+    """List drafts on this machine, the best first, and the command that uses each."""
     return [
         Check(
             "draft found" if i else "best draft",
@@ -264,7 +268,7 @@ def check_trials(target: str, trials: Sequence[DraftTrial]) -> list[Check]:
 
 
 def check_skipped(found: Sequence[Candidate]) -> list[Check]:
-    """Files that cannot draft here, and why; those that are only too large go without saying."""
+    """List files that cannot draft here, and why; those that are only too large are omitted."""
     return [
         Check("draft skipped", "ok", f"{one.reference} ({one.place}): {one.fault}")
         for one in found

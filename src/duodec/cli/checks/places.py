@@ -1,4 +1,4 @@
-"""Answer where a draft model should compute: on the target's device, or on cores of the CPU."""
+"""Find out where a draft model should compute: on the target's device, or on cores of the CPU."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NAME = "draft's place"
 def check_places(
     pair: ResolvedPair, target: LoadedTarget, plan: CorePlan, trial: DraftTrial
 ) -> list[Check]:
-    """Load the draft model on the target's device, time a step there, and say where loading puts
-    it, what each place is expected to bring, and what memory it takes. Nothing to say of a target
-    without a device."""
+    """Load the draft model on the target's device, time a step there, and report where loading puts
+    it, what each place is expected to bring, and what memory it takes. For a target without a
+    device, return no checks."""
     if not pair.draft or not is_for_device(pair.config, target.placement):
         return []
     try:
@@ -42,7 +42,8 @@ def check_places(
 
 
 def words(trial: DraftTrial, step_s: float, num_bytes: int, *, is_there: bool) -> str:
-    """Both places, the chosen one first; ``step_s``: of a step on the device."""
+    """Describe both places, the chosen one first. ``step_s`` is the time of a step on the
+    device."""
     forward_s, core_s = trial.speed.plain_s, trial.speed.draft_s or 0.0
     there = Forecast(forward_s, step_s, trial.agreement)
     here = Forecast(forward_s, core_s, trial.agreement)

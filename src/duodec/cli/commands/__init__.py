@@ -1,6 +1,6 @@
-"""The commands by their names: the engine's own, and those that packages add.
+"""Look up the commands by their names: the engine's own, and those that packages add.
 
-A command's module is imported when the command is asked for.
+A command's module is imported when the command is used.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ OWN = {
     "datastore": "datastore:app",
     "cache": "cache:app",
 }
-"""The modules of our commands; an object is named where it is not called as its command is."""
+"""The modules of our commands. An object is named if its name differs from its command's."""
 
 
 class Commands(MutableMapping[str, Any]):
-    """The commands of a group: ``own``, then those that packages add, named ``group.command`` in a
-    group within. Raises what is wrong with a command when it is asked for."""
+    """Hold the commands of a group: ``own``, then those that packages add, named ``group.command``
+    in a nested group. Raises what is wrong with a command when it is used."""
 
     def __init__(self, own: Mapping[str, str], group: str = "") -> None:
         self._own, self._group = own, group
@@ -74,7 +74,8 @@ class Commands(MutableMapping[str, Any]):
         return f"{self._group}.{name}" if self._group else name
 
     def _found(self, name: str) -> Any:
-        """A function, or a `typer.Typer`. Raises KeyError, and what is wrong with a package."""
+        """Return a function, or a `typer.Typer`. Raises KeyError, and what is wrong with a
+        package."""
         if name in self._own:
             module, _, found = self._own[name].partition(":")
             return getattr(import_module(f"{__name__}.{module}"), found or name)
@@ -85,13 +86,13 @@ class Commands(MutableMapping[str, Any]):
 
 
 def _command(name: str, found: Any) -> Any:
-    """A command of the parser, or a group of them."""
+    """Return a command of the parser, or a group of them."""
     if isinstance(found, typer.Typer):
         if found.registered_callback or found.registered_groups or found.registered_commands[1:]:
             group = typer.main.get_group(found)
             group.name = name
             return group
-        found = found.registered_commands[0].callback  # it is no group, says typer
+        found = found.registered_commands[0].callback  # a Typer with one command is not a group
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     register(app, [(name, found)])
     return typer.main.get_command(app)

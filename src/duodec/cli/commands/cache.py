@@ -42,7 +42,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder of the cache."""
+    """Describe a folder of the cache."""
 
     name: str
     path: Path
@@ -103,7 +103,7 @@ def clear(
 
 
 def _remove(path: Path) -> None:
-    """Raises CacheUnwritable."""
+    """Remove a folder. Raises CacheUnwritable."""
     try:
         shutil.rmtree(path)
     except OSError as error:
@@ -113,8 +113,8 @@ def _remove(path: Path) -> None:
 
 
 def _kept() -> Iterator[Kept]:
-    """The folders of the cache that are ours by name, as DUODEC_CACHE may name any folder; but
-    those of running servers, which remove their files themselves."""
+    """Yield the folders of the cache that are ours by name, as DUODEC_CACHE may name any folder.
+    Those of running servers are excluded; the servers remove them."""
     for name in _MEANING:
         folder = cache_folder() / name
         if folder.is_dir() and not folder.is_symlink():

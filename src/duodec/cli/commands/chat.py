@@ -30,7 +30,8 @@ _QUOTES = '"""'
 _PROMPT, _MORE = ">>> ", "... "
 
 ReadLine = Callable[[str], str]
-"""Reads a line typed after a prompt. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+"""A function that reads a line typed after a prompt. Raises EOFError at the end, KeyboardInterrupt
+on Ctrl-C."""
 
 
 @options.derived
@@ -86,8 +87,8 @@ def chat(
 
 
 def _talk(conversation: Conversation, read: ReadLine) -> None:
-    """Message after message until the user leaves; an error in one is reported, and the chat
-    continues."""
+    """Handle one message after another until the user leaves; an error in one is reported, and the
+    chat continues."""
     while True:
         try:
             text = _message(read)
@@ -119,7 +120,7 @@ def _message(read: ReadLine) -> str:
 
 
 def _pipe_reader(prompt: str) -> str:
-    """A line of standard input; bytes that are not UTF-8 are replaced."""
+    """Return a line of standard input; bytes that are not UTF-8 are replaced."""
     line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     if not line:
         raise EOFError
@@ -127,7 +128,7 @@ def _pipe_reader(prompt: str) -> str:
 
 
 def _terminal_reader() -> ReadLine:
-    """A line editor with the history of this chat; it writes to stderr."""
+    """Return a line editor with the history of this chat; it writes to stderr."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.output import create_output

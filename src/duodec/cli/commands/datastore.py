@@ -24,7 +24,7 @@ _SCHEMA_VERSION = 1
 
 
 class _Datastore(Group):
-    """Its commands."""
+    """Group the commands of `duodec datastore`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -79,7 +79,7 @@ def info(
 
 
 def _headers(path: Path | None) -> list[tuple[Path, Header]]:
-    """The named datastore, or those of the default folder that can be read."""
+    """Return the named datastore, or those of the default folder that can be read."""
     from duodec.datastores import default_folder
     from duodec.drafting.datastore import Datastore
 

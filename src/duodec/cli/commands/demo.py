@@ -31,7 +31,7 @@ duodec demo --pace 0.1 "Explain recursion with an example."
 
 PROMPT = "Write a Python function that reverses a list, and explain it."
 _INTERRUPTED, _DIFFERENT = 130, 3
-_WORTH = 1.1  # times plain decoding, and tokens a pass; below them a slower target shows more
+_WORTH = 1.1  # speed-up, and tokens a pass; below them a slower target shows more
 _PACE = "0.05"
 _LITTLE = "for so small a model drafts bring little on this processor alone"
 _LEAST_PACE_S = 0.001
@@ -69,7 +69,7 @@ def demo(
 
 
 def _command() -> str:
-    """Runs a model of Ollama's that is on this machine, or names what to write for one."""
+    """Return a command that runs a model of Ollama's on this machine, or shows how to name one."""
     from duodec.models import ollama
 
     own = next((f"run {model.name}" for model in ollama.installed()), _YOUR_OWN)
@@ -115,8 +115,8 @@ def _compare(prompt: str, max_tokens: int, pace: str | None) -> bool | None:
 
 
 def is_worth(slow: Stats, fast: Stats, num_busy: float) -> bool | None:
-    """Whether drafts pay: by the clock, which is noisy, and by what was accepted. None where other
-    programs leave the ratio uncertain."""
+    """Return whether drafts pay: by the clock, which is noisy, and by what was accepted. None if
+    other programs make the ratio uncertain."""
     if num_busy >= NOTABLE:
         return None
     ratio = fast.tokens_per_second / slow.tokens_per_second
@@ -124,7 +124,7 @@ def is_worth(slow: Stats, fast: Stats, num_busy: float) -> bool | None:
 
 
 def result_line(plain: StreamedCompletion, drafted: StreamedCompletion, num_busy: float) -> str:
-    """Both speeds and their ratio."""
+    """Return both speeds and their ratio."""
     slow, fast = plain.finished.stats, drafted.finished.stats
     same = f"the same {len(plain.finished.tokens)} tokens"
     if not fast.num_accepted_tokens:  # a ratio would be noise

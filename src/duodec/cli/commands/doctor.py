@@ -36,7 +36,7 @@ Exit status:
 
 _CHECK_FAILED = 3
 _MOST_TRIED = 3  # drafts
-_COMMANDS = ("run: ", "pip install ")  # in a remedy, which is to be copied
+_COMMANDS = ("run: ", "pip install ")  # parts of a remedy that are to be copied
 _SCHEMA_VERSION = 1
 
 
@@ -81,7 +81,7 @@ def doctor(
 def _report(
     checks: list[Check], speed: Speed | None, target: str, draft: str | None, is_json: bool
 ) -> None:
-    """Print the checks; returns the exit status."""
+    """Print the checks; return the exit status."""
     is_usable = all(check.verdict != "fail" for check in checks)
     if is_json:
         record = {
@@ -101,7 +101,7 @@ def _report(
 
 
 def _examine(resolved: ResolvedPair, wait_s: float) -> tuple[list[Check], Speed | None]:
-    """All possible checks, and the measurement if the pair is sound."""
+    """Return all possible checks, and the measurement if the pair is sound."""
     from duodec.loading.load import core_plan
 
     found: list[Check] = []
@@ -131,8 +131,8 @@ def _check_payoff(
     found: list[Check],
     wait_s: float,
 ) -> Speed | None:
-    """Whether the draft pays, or which of this machine's files does; None where other programs
-    spoil the measurement. Raises what is wrong with a draft."""
+    """Return the speed of the draft, or of the one of this machine's files that pays; None if other
+    programs spoil the measurement. Raises an error if something is wrong with a draft."""
     from duodec.cli.checks import payoff
     from duodec.cli.checks.places import check_places
     from duodec.machine.busy import NOTABLE, OtherPrograms, wait_until_idle
@@ -193,7 +193,7 @@ def _check_use(
 
 
 def _check_rows(target: LoadedTarget, plan: CorePlan, *, is_fast: bool) -> list[Check]:
-    """Whether drafts change a row's bits, tried where a device computes a GGUF target. Raises
+    """Check whether drafts change a row's bits, if a device computes a GGUF target. Raises
     ModelUnreadable and ComputeFailed."""
     from duodec.backends.llamacpp.checks.row_trial import try_rows
     from duodec.backends.llamacpp.model import LlamaModel
@@ -216,7 +216,7 @@ def _check_rows(target: LoadedTarget, plan: CorePlan, *, is_fast: bool) -> list[
 
 
 def _open_target(resolved: ResolvedPair, found: list[Check], stack: ExitStack) -> LoadedTarget:
-    """Open the target; the stack closes it. Raises what is wrong with it."""
+    """Open the target; the stack closes it. Raises an error if something is wrong with it."""
     from duodec.loading.load import draft_bytes, load_target
 
     target = load_target(resolved, taken_bytes=draft_bytes(resolved))
@@ -229,7 +229,7 @@ def _open_target(resolved: ResolvedPair, found: list[Check], stack: ExitStack) -
 
 
 def _open_draft(file: ModelFile, found: list[Check], stack: ExitStack) -> LlamaModel:
-    """Open the draft model; the stack closes it. Raises what is wrong with it."""
+    """Open the draft model; the stack closes it. Raises an error if something is wrong with it."""
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.loading.vetting import vetted
 
@@ -240,7 +240,7 @@ def _open_draft(file: ModelFile, found: list[Check], stack: ExitStack) -> LlamaM
 
 
 def _show(checks: list[Check]) -> None:
-    """One line a check, and one more for its remedy."""
+    """Print one line per check, and one more for its remedy."""
     width = max(len(check.name) for check in checks)
     for check in checks:
         head = f"{coloured(check.verdict, 4)}  {check.name:<{width}}  "

@@ -104,7 +104,7 @@ def embed(
 
 
 def _checked(embedder: Embedder, name: str, dimensions: int | None) -> int:
-    """Numbers of an embedding. Raises BadOption."""
+    """Return the length of an embedding. Raises BadOption."""
     if embedder.ranks:
         raise BadOption(
             f"{name} ranks texts and makes no embeddings; serve it with `duodec serve`, which has "
@@ -126,7 +126,7 @@ def _checked(embedder: Embedder, name: str, dimensions: int | None) -> int:
 def _compute(
     embedder: Embedder, texts: Iterator[list[int]], writer: Writer, num_dims: int
 ) -> tuple[int, int]:
-    """Write an embedding of each text: how many, and how many tokens they have."""
+    """Write an embedding of each text; return the number of texts, and of tokens."""
     from duodec.backends.loaded import normalised, num_fitting
 
     waiting: list[list[int]] = []
@@ -144,7 +144,7 @@ def _compute(
         num_tokens += sum(map(len, batch))
 
 
-# --- what is read
+# --- input
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class _Line:
 
 
 class _Lines:
-    """The lines of files. Raises BadOption for a file that cannot be read, before anything else is
-    done."""
+    """Read the lines of files. Raises BadOption for a file that cannot be read, before anything
+    else is done."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = list(names)
@@ -200,7 +200,7 @@ class _Lines:
 
 
 def _tokens(embedder: Embedder, lines: Iterable[_Line], *, is_cut: bool) -> Iterator[list[int]]:
-    """The tokens of each line. Raises ContextExceeded."""
+    """Yield the tokens of each line. Raises ContextExceeded."""
     for line in lines:
         tokens = embedder.tokens_of(line.text)
         if len(tokens) > embedder.num_context and not is_cut:
@@ -211,18 +211,18 @@ def _tokens(embedder: Embedder, lines: Iterable[_Line], *, is_cut: bool) -> Iter
         yield embedder.cut(tokens)
 
 
-# --- what is written
+# --- output
 
 
 class Writer(Protocol):
-    """Takes embeddings in the order of their texts."""
+    """Take embeddings in the order of their texts."""
 
     def write(self, rows: Rows, num_tokens: list[int]) -> None: ...
 
 
 @contextmanager
 def _writer(output: Path | None, num_dims: int) -> Iterator[Writer]:
-    """Raises BadOption where the file cannot be written."""
+    """Yield a writer for the output. Raises BadOption if the file cannot be written."""
     if output is None:
         yield _JsonLines(put)
         return
@@ -243,7 +243,7 @@ def _writer(output: Path | None, num_dims: int) -> Iterator[Writer]:
 
 
 class _JsonLines:
-    """An object a text, to what takes lines."""
+    """Write one object per text."""
 
     def __init__(self, put: Callable[[str], object]) -> None:
         self._put, self._num = put, 0
@@ -257,8 +257,8 @@ class _JsonLines:
 
 
 class _Array:
-    """A NumPy file, whose header is written again once the number of rows is known: NumPy leaves
-    room for it."""
+    """Write a NumPy file. Its header is written again once the number of rows is known; NumPy
+    leaves room for it."""
 
     def __init__(self, file: IO[bytes], num_dims: int) -> None:
         self._file, self._num_dims, self._num = file, num_dims, 0

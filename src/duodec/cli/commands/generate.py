@@ -154,8 +154,8 @@ def generate(
 
 
 def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
-    """The grammar of the completion. A schema that is not a JSON object is the name of its file.
-    Raises BadOption."""
+    """Return the grammar of the completion. A schema that is not a JSON object is the name of its
+    file. Raises BadOption."""
     if json_schema is not None and regex is not None:
         raise BadOption("--json-schema and --regex exclude each other; choose one")
     if regex is not None:
@@ -175,14 +175,14 @@ def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
 def messages(
     text: str, system: str | None, pictures: Sequence[ImageFile] = ()
 ) -> list[dict[str, Any]]:
-    """A conversation with one user message, whose pictures come before its text."""
+    """Return a conversation with one user message, whose pictures come before its text."""
     first = [] if system is None else [{"role": "system", "content": system}]
     content = [*map(part_of, pictures), {"type": "text", "text": text}] if pictures else text
     return [*first, {"role": "user", "content": content}]
 
 
 def _picture(path: Path) -> ImageFile:
-    """Raises BadOption."""
+    """Read a picture. Raises BadOption."""
     try:
         return ImageFile(path.read_bytes())
     except OSError as error:
@@ -194,7 +194,7 @@ def _picture(path: Path) -> ImageFile:
 def _close(
     engine: LLM, done: StreamedCompletion, sampling: SamplingParams, draft: str | None
 ) -> None:
-    """The closing lines."""
+    """Print the closing lines."""
     stats = done.finished.stats
     words = [speed_line(stats), f"seed {sampling.seed}"]
     if engine.pace_s:
@@ -214,7 +214,7 @@ def _close(
 def _compare(
     engine: LLM, done: StreamedCompletion, sampling: SamplingParams, others: OtherPrograms
 ) -> None:
-    """Print how it compares with plain decoding, which is timed for that."""
+    """Print how the completion compares with plain decoding, which is timed for this."""
     try:
         plain_s = plain_seconds(engine, done, sampling)
     except KeyboardInterrupt:  # the completion is done: only its comparison is abandoned
@@ -225,8 +225,8 @@ def _compare(
 
 
 def _prompt_text(prompt: str | None, option: str | None, file: Path | None) -> str:
-    """The prompt: a file's text and the question about it, from standard input if there is neither.
-    Raises BadOption."""
+    """Return the prompt: a file's text and the question about it, or standard input if there is
+    neither. Raises BadOption."""
     if prompt is not None and option is not None:
         raise BadOption("a prompt and --prompt are given; leave one out")
     question = option if prompt is None else prompt
@@ -240,7 +240,7 @@ def _prompt_text(prompt: str | None, option: str | None, file: Path | None) -> s
 
 
 def _standard_input() -> str:
-    """Raises BadOption if a person sits before it, or it is no text."""
+    """Read standard input. Raises BadOption if it is a terminal, or not text."""
     if sys.stdin is None or sys.stdin.isatty():
         raise BadOption(
             'no prompt; write one (duodec generate "Why is the sky blue?") or pipe it in'
@@ -254,7 +254,7 @@ def _standard_input() -> str:
 
 
 def _file_text(file: Path) -> str:
-    """Raises BadOption."""
+    """Read a file. Raises BadOption."""
     try:
         return file.read_text("utf-8").removesuffix("\n")
     except OSError as error:

@@ -145,7 +145,7 @@ def remove(
 
 
 def _on_disk(name: str) -> ModelFile:
-    """Raises ModelNotFound and DownloadFailed for what is not on this machine."""
+    """Return a model that is on this machine; otherwise raise ModelNotFound and DownloadFailed."""
     from duodec.models import format_of, resolve, resolve_folder
 
     is_folder = format_of(name, offline=True) == "safetensors"

@@ -41,7 +41,7 @@ same within a few completions.
 
 _BAR = 40
 _SCHEMA_VERSION = 1
-_NOT_KEPT = 3  # the exit status of a check that failed
+_NOT_KEPT = 3  # exit status of a check that failed
 
 
 @options.derived
@@ -123,8 +123,8 @@ def profile(
 
 
 def _attention(pair: ResolvedPair, found: Profile, on_progress: OnProgress) -> tuple[StepTime, ...]:
-    """Draft steps with flash attention and without, on as many threads as the drafter has; none of
-    a recurrent model, which drafts without it."""
+    """Time draft steps with and without flash attention, on as many threads as the drafter has. A
+    recurrent model drafts without it, so nothing is timed."""
     from contextlib import closing
 
     from duodec.backends.llamacpp.drafts.steps import step_times

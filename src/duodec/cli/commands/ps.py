@@ -25,29 +25,29 @@ EPILOG = {
 }
 
 _SCHEMA_VERSION = 1
-_PATIENCE_S = 2.0  # for a server's word on how it is
-_STOPPING_S = 5.0  # to wait for the end of one
+_PATIENCE_S = 2.0  # how long a server may take to report its state
+_STOPPING_S = 5.0  # how long to wait for a server to end
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server of this user."""
+    """Describe a server of this user."""
 
     model: str
     url: str
     pid: int
-    started_s: float  # of its process, since the epoch
+    started_s: float  # start of its process, since the epoch
 
 
 def folder() -> Path:
-    """Where servers say that they run, a file each."""
+    """Return the folder in which servers announce themselves, with one file each."""
     return cache_folder() / "servers"
 
 
 @contextmanager
 def announced(model: str, url: str) -> Iterator[None]:
-    """While entered, `duodec ps` lists this process. A folder that cannot be written is no
-    reason not to serve."""
+    """While entered, let `duodec ps` list this process. It serves even if the folder cannot be
+    written."""
     import psutil
 
     serving = RunningServer(model, url, os.getpid(), psutil.Process().create_time())
@@ -63,13 +63,14 @@ def announced(model: str, url: str) -> Iterator[None]:
 
 
 def servers() -> list[RunningServer]:
-    """The servers that run, oldest first; what killed ones left behind is removed."""
+    """Return the running servers, oldest first, and remove the files of servers that were
+    killed."""
     found = []
     for file in folder().glob("*.json"):
         try:
             serving = RunningServer(**json_format.loads(file.read_text("utf-8")))
         except (OSError, ValueError, TypeError):
-            continue  # being written, or not ours
+            continue  # it is being written, or is not ours
         if _runs(serving):
             found.append(serving)
         else:
@@ -79,7 +80,7 @@ def servers() -> list[RunningServer]:
 
 
 def _runs(serving: RunningServer) -> bool:
-    """Whether this process lives; its number may be another's by now."""
+    """Return whether this process is running; its number may belong to another process by now."""
     import psutil
 
     try:
@@ -89,7 +90,7 @@ def _runs(serving: RunningServer) -> bool:
 
 
 def _state(serving: RunningServer) -> str:
-    """What the server says of itself: that it is ready, loading or shutting down, or nothing."""
+    """Return the server's own state: ready, loading or shutting down, or nothing."""
     from urllib.error import HTTPError
     from urllib.request import urlopen
 
@@ -104,7 +105,7 @@ def _state(serving: RunningServer) -> str:
 
 
 def _status(response: IO[bytes]) -> str:
-    """The status in a response of ours; empty in another's. Raises OSError."""
+    """Return the status in one of our responses; empty for another program's. Raises OSError."""
     try:
         return str(json_format.load(response)["status"])
     except (ValueError, KeyError, TypeError):
@@ -164,7 +165,7 @@ def stop(
 
 
 def _is_named(serving: RunningServer, name: str) -> bool:
-    """Whether this is its model, its URL or its port."""
+    """Return whether a name is the server's model, its URL or its port."""
     is_port = name.isdecimal() and serving.url.endswith(f":{int(name)}")
     return is_port or name in (serving.model, serving.url)
 

@@ -28,7 +28,7 @@ With a prompt it is `duodec generate --target MODEL`, without one `duodec chat -
 
 
 def _options(command: Callable[..., None]) -> dict[str, inspect.Parameter]:
-    """The options of another command; the model is an argument here."""
+    """Return the options of another command; here the model is an argument."""
     found = dict(inspect.signature(command).parameters)
     del found["target"]
     return found
@@ -73,7 +73,7 @@ _OWN = {
     if parameter.kind is not inspect.Parameter.VAR_KEYWORD
 }
 _OF_CHATS = _options(chat.chat)
-_OF_PROMPTS = {  # what only a single completion has
+_OF_PROMPTS = {  # only a single completion has these
     name: parameter
     for name, parameter in _options(generate.generate).items()
     if name not in {**_OWN, **_OF_CHATS}

@@ -111,7 +111,8 @@ def source_of(
     tell: Callable[[str], None] = say,
     caution: Callable[[str], None] = warn,
 ) -> Source:
-    """Where one of the models comes from; what memory it takes is told, and what went wrong."""
+    """Return where one of the models comes from. The memory that it takes is reported, and what
+    went wrong."""
     from duodec import llm
     from duodec.loading import embedding
     from duodec.loading.load import fits
@@ -158,7 +159,7 @@ def _url(address: tuple[object, ...]) -> str:
 # The other models: a name, a model, and options of its own
 
 _NAMED = re.compile(r"([^=/\\:]+)=(.+)")
-_ITS_OWN = (  # some of which a model of another backend does not have
+_ITS_OWN = (  # a model of another backend may not have all of these
     "draft", "context", "target_backend", "dtype", "gpu_layers", "cpu_moe", "n_cpu_moe",
     "override_tensor", "cache_type_k", "cache_type_v", "chat_template",
 )  # fmt: skip
@@ -168,8 +169,8 @@ _OF_THE_SERVER = ("target", "exact", "fast", "parse_special", *options.GRAMMAR_L
 def additional_models(
     given: list[str], first: EngineConfig, name_of_first: str
 ) -> dict[str, EngineConfig]:
-    """The models of ``--also`` by name; what concerns the machine is as for the first model, unless
-    options say otherwise. Raises BadOption."""
+    """Return the models of ``--also`` by name. The options that concern the machine are those of
+    the first model, unless others are given. Raises BadOption."""
     found: dict[str, EngineConfig] = {}
     for words in given:
         name, config = _model(words, first)
@@ -180,7 +181,7 @@ def additional_models(
 
 
 def served_name(target: str) -> str:
-    """A target's name without its folders."""
+    """Return a target's name without its folders."""
     if (name := name_of(target)) != target:
         return name
     path = Path(target).expanduser()
@@ -189,7 +190,7 @@ def served_name(target: str) -> str:
 
 def _model(words: str, first: EngineConfig) -> tuple[str, EngineConfig]:
     try:
-        model, *arguments = shlex.split(words)  # no word at all is a ValueError, too
+        model, *arguments = shlex.split(words)  # an empty text is also a ValueError
     except ValueError as error:
         raise BadOption(f"also is '{words}'; name a model, as in coder=MODEL -c 16384") from error
     named = _NAMED.fullmatch(model)
@@ -215,7 +216,7 @@ def _model(words: str, first: EngineConfig) -> tuple[str, EngineConfig]:
 
 
 def _command() -> Any:
-    """A command that returns the configuration that its options make."""
+    """Return a command that returns the configuration that its options make."""
 
     @options.derived
     def model(

@@ -77,8 +77,8 @@ def setup(
 
 
 def seen_devices(gpu: str) -> str:
-    """The devices of a kind that the installed llama.cpp sees. Raises BackendUnavailable for
-    none."""
+    """Return the devices of a kind that the installed llama.cpp sees. Raises BackendUnavailable if
+    there are none."""
     from duodec.backends.llamacpp import devices, library
     from duodec.backends.llamacpp.build import toolchains
 

@@ -17,9 +17,9 @@ Kind = Literal["json_schema", "regex", "lark"]
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar that a completion must match, in the notation of its kind: a JSON schema, which may
-    be given as a dictionary, a regular expression, or rules in Lark's notation. Sent to other
-    processes by value. Raises BadOption."""
+    """Hold a grammar that a completion must match, in the notation of its kind: a JSON schema,
+    which may be given as a dictionary, a regular expression, or rules in Lark's notation. It is
+    sent to other processes by value. Raises BadOption."""
 
     kind: Kind
     source: str
@@ -38,22 +38,23 @@ class Grammar:
 
 
 class GrammarEnded(Exception):
-    """Raised in place of a draw where the grammar may end and no token that it allows is left: the
-    completion ends there. Not an error."""
+    """Raised in place of a draw where the grammar may end and no token that it allows is left. The
+    completion ends there; this is not an error."""
 
 
 class Mask(Protocol):
-    """One completion's grammar on a vocabulary; remembers the texts that it has seen."""
+    """Apply one completion's grammar to a vocabulary, and remember the texts that were seen."""
 
     @property
     def ends(self) -> Sequence[int]:
-        """The tokens that end a completion."""
+        """Return the tokens that end a completion."""
 
     def allowed(self, completion: NDArray[np.int32]) -> NDArray[np.bool_] | None:
-        """Which tokens may follow ``completion``, shape (vocab,): those that continue a match of
-        the grammar and, where the text may end, the end tokens. Depends on ``completion`` only.
-        None if it has already ended or cannot begin a match: nothing is ever drawn there. Raises
-        BadOption if the grammar is too complex."""
+        """Return which tokens may follow ``completion``, with shape (vocab,): those that continue a
+        match of the grammar and, where the text may end, the end tokens. The result depends on
+        ``completion`` only. It is None if the grammar has already ended or cannot begin a match:
+        nothing is ever drawn there. Raises BadOption if the grammar is too complex."""
 
     def close(self) -> None:
-        """Free what it holds: nothing may follow any text from now on. Can be called twice."""
+        """Free what the mask holds: no token may follow any text from now on. It can be called
+        twice."""

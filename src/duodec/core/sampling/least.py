@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class NoEndBefore:
-    """A mask without end tokens for the first tokens of a completion."""
+    """Exclude the end tokens for the first tokens of a completion."""
 
     def __init__(self, num_tokens: int, ends: Sequence[int], num_vocab: int) -> None:
         self.ends = tuple(ends)
@@ -18,8 +18,9 @@ class NoEndBefore:
         self._allowed[list(ends)] = False
 
     def allowed(self, completion: NDArray[np.int32]) -> NDArray[np.bool_] | None:
-        """All tokens but the ends; None, which excludes nothing, once there are enough."""
+        """Return all tokens but the ends; None, which excludes nothing, once there are enough
+        tokens."""
         return self._allowed if len(completion) < self._num_tokens else None
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: this mask holds nothing."""

@@ -9,13 +9,13 @@ import numpy as np
 from duodec.core.protocols import Scores
 from duodec.core.rows import Row, check_finite, log_normaliser, top
 
-_LOWEST = -9999.0  # in place of minus infinity, which JSON lacks
+_LOWEST = -9999.0  # used for minus infinity, which JSON lacks
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token, its log probability, and the likeliest tokens with theirs, best first. ``rank``, of
-    a prompt's tokens, is 1 for the likeliest."""
+    """Hold a token, its log probability, and the likeliest tokens with theirs, best first.
+    ``rank``, for a prompt's tokens, is 1 for the likeliest."""
 
     token: int
     logprob: float
@@ -24,8 +24,8 @@ class Logprob:
 
 
 def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
-    """The logprob of a token drawn from a row. Raises DistributionUnavailable, and ComputeFailed
-    where the logits are not finite."""
+    """Return the logprob of a token drawn from a row. Raises DistributionUnavailable, and
+    ComputeFailed where the logits are not finite."""
     logits = _logits(scores, row)
     normaliser = log_normaliser(logits)
     best = top(logits, num_tops).tolist() if num_tops else ()
@@ -34,13 +34,13 @@ def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
 
 
 def rank(scores: Scores, row: int, token: int) -> int:
-    """How many tokens are likelier in a row, and one. Raises what `logprob` raises."""
+    """Return the rank of a token in a row, 1 for the likeliest. Raises what `logprob` raises."""
     logits = _logits(scores, row)
     return 1 + int(np.count_nonzero(logits > logits[token]))
 
 
 def _logits(scores: Scores, row: int) -> Row:
-    """The model's own: no temperature, no penalties, no cuts."""
+    """Return the model's own logits, before temperature, penalties and cuts."""
     logits = scores.row_logits(row)
     check_finite(logits)
     return logits

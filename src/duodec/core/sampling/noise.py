@@ -27,7 +27,7 @@ from duodec.native.library import address, library
 GUMBEL_MIN: Final = np.float32(-3.1301)
 GUMBEL_MAX: Final = np.float32(22.8740)
 
-# What a stream of noise is used for; streams of one seed are independent.
+# This is what a stream of noise is used for; streams of one seed are independent.
 DRAW: Final = 0
 DRAFT: Final = 1  # tokens drawn from the draft's distribution, `sps-rejection` only
 COIN: Final = 2  # acceptance of such a token
@@ -47,7 +47,7 @@ def _mix(z: int) -> int:
 
 
 def key(seed: int, choice: int, position: int, stream: int = DRAW) -> int:
-    """The 64-bit key of the noise at one position."""
+    """Return the 64-bit key of the noise at one position."""
     state = 0
     for value in (seed, choice, position, stream):
         state = _mix((state ^ (value & _MASK)) + _GOLDEN & _MASK)
@@ -57,8 +57,8 @@ def key(seed: int, choice: int, position: int, stream: int = DRAW) -> int:
 def in_blocks(
     function: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any], dtype: DTypeLike
 ) -> NDArray[Any]:
-    """Apply an elementwise ``function`` of many steps block by block: its intermediate arrays stay
-    in the cache, and in memory that is not returned to the system after each step."""
+    """Apply an elementwise ``function`` of many steps block by block. Its intermediate arrays then
+    stay in the cache, and in memory that is not returned to the system after each step."""
     if len(values) <= _BLOCK:
         return function(values)
     out = np.empty(len(values), dtype)
@@ -68,13 +68,13 @@ def in_blocks(
 
 
 def bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """32 random bits a token, shape (n,)."""
+    """Return 32 random bits for each token, with shape (n,)."""
     return in_blocks(lambda block: _bits(key, block), tokens, np.uint32)
 
 
 def _bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
     z = tokens.astype(np.uint32)
-    z *= np.uint32(0x9E3779B1)  # neighbours apart; odd, so no two tokens collide
+    z *= np.uint32(0x9E3779B1)  # separates neighbours; odd, so no two tokens collide
     for half in (key & _HALF, key >> 32):
         z ^= np.uint32(half)
         z ^= z >> np.uint32(16)
@@ -98,12 +98,14 @@ _LN2_LOW: Final = np.float32(-2.12194440e-4)
 
 
 def log32(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """ln x for positive normal fp32, absolute error below 1e-6, each operation rounded."""
+    """Compute ln x for positive normal fp32, with an absolute error below 1e-6, each operation
+    rounded."""
     return _log(*_split(x))
 
 
 def _split(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """e and f of x = (1 + f) * 2**e with 1 + f in [sqrt(1/2), sqrt(2)), by integer operations."""
+    """Return e and f of x = (1 + f) * 2**e with 1 + f in [sqrt(1/2), sqrt(2)), by integer
+    operations."""
     pattern = x.view(np.int32) - _SQRT_HALF
     exponent = pattern >> np.int32(23)
     pattern &= np.int32(0x007FFFFF)
@@ -112,7 +114,7 @@ def _split(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.floa
 
 
 def _log(e: NDArray[np.float32], f: NDArray[np.float32]) -> NDArray[np.float32]:
-    """ln((1 + f) * 2**e)."""
+    """Compute ln((1 + f) * 2**e)."""
     square = f * f
     y: NDArray[np.float32] = f * _LOG_COEFFICIENTS[0]
     for coefficient in _LOG_COEFFICIENTS[1:-1]:
@@ -129,17 +131,17 @@ def _log(e: NDArray[np.float32], f: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def uniform(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Uniform noise in (0, 1), one value a token, shape (n,) fp32."""
+    """Return uniform noise in (0, 1), one value per token, with shape (n,) and type fp32."""
     return np.minimum(_uniform(bits(key, tokens)), _BELOW_ONE)
 
 
 def gumbel(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Standard Gumbel noise, one value a token, shape (n,) fp32."""
+    """Return standard Gumbel noise, one value per token, with shape (n,) and type fp32."""
     return gumbel_of(bits(key, tokens))
 
 
 def gumbel_of(random: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Standard Gumbel noise, made of 32 random bits each."""
+    """Return standard Gumbel noise, made of 32 random bits each."""
     e, f = _split(_uniform(random))
     near_one = -_uniform(~random)
     return -log32(-_log(e, np.where(e == 0, near_one, f)))
@@ -151,10 +153,10 @@ def best_two(
     logits: NDArray[np.float32],
     temperature: float = 1.0,
 ) -> tuple[Sequence[int], Sequence[float]] | None:
-    """The two tokens that have the greatest logit over temperature + Gumbel noise, the lowest first
-    among equals, and these sums; None where one is NaN. There are two or more; ``tokens`` ascend,
-    None: they are 0, 1, ... In C++ (`native/draws.cpp`): noise is computed of the few that can
-    still be among them."""
+    """Return the two tokens that have the greatest sum of logit over temperature and Gumbel noise,
+    the lowest first among equals, and these sums; None where one is NaN. There are two or more
+    tokens. ``tokens`` ascend; None means 0, 1, ... C++ (`native/draws.cpp`) computes noise only for
+    the few tokens that can still be among the two."""
     logits = np.ascontiguousarray(logits, np.float32)
     if tokens is not None:
         tokens = np.ascontiguousarray(tokens)
@@ -170,7 +172,7 @@ _BELOW_ONE: Final = np.float32(1 - 2.0**-24)
 
 
 def _uniform(random: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """The middle of each of 2**32 parts of (0, 1), rounded: 1.0 for the last ones."""
+    """Return the middle of each of 2**32 parts of (0, 1), rounded; the last ones are 1.0."""
     middle = random.astype(np.float32) + np.float32(0.5)
     middle *= np.float32(2.0**-32)
     return middle

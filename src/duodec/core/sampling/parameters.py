@@ -25,21 +25,22 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True)
 class Parameter:
-    """Describes a field beyond its type and default; bounds as in pydantic."""
+    """Describe a field beyond its type and default, with bounds as in pydantic."""
 
     help: str
-    panel: str = ""  # the part of a command's help that lists it
-    flags: tuple[str, ...] = ()  # on the command line, the long one first; (): the field's name
+    panel: str = ""  # part of a command's help that lists it
+    flags: tuple[str, ...] = ()  # command-line flags, the long one first; (): the field's name
     metavar: str | None = None
     ge: float = -math.inf
     gt: float | None = None
     le: float = math.inf
     lt: float | None = None
-    remedy: str = ""  # after the value in the error; derived from ``ge`` by default
+    remedy: str = ""  # follows the value in the error; derived from ``ge`` by default
     choices: Collection[str] = ()
 
     def is_in_range(self, value: float) -> bool:
-        """False for NaN; infinity is in range only where there is no bound."""
+        """Return whether a value is in range. NaN never is; infinity is only where there is no
+        bound."""
         is_above = self.ge <= value and (self.gt is None or self.gt < value)
         is_below = value <= self.le and (self.lt is None or value < self.lt)
         return is_above and is_below
@@ -47,37 +48,37 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Field:
-    """A described field of a dataclass."""
+    """Describe a field of a dataclass."""
 
     name: str
-    kind: Any  # its type
+    kind: Any  # the type
     parameter: Parameter
 
     @property
     def number(self) -> type | None:
-        """int or float, where it holds a number or None, and no text."""
+        """Return int or float, where the field holds a number or None, and no text."""
         kinds = (self.kind, *get_args(self.kind))
         return None if str in kinds else next((k for k in (int, float) if k in kinds), None)
 
     @property
     def is_optional(self) -> bool:
-        """It may be None."""
+        """Return whether the field may be None."""
         return NoneType in get_args(self.kind)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How the command line spells it."""
+        """Return how the command line spells the field."""
         return self.parameter.flags or (f"--{self.name.replace('_', '-')}",)
 
     @property
     def option(self) -> str:
-        """The option's name in errors."""
+        """Return the option's name for errors."""
         return self.flags[0].lstrip("-")
 
 
 @cache
 def fields_of(record: type) -> Mapping[str, Field]:
-    """The described fields of a dataclass, by name, in their order."""
+    """Return the described fields of a dataclass, by name, in their order."""
     found: dict[str, Field] = {}
     for name, hint in get_type_hints(record, include_extras=True).items():
         kind, *notes = get_args(hint) if get_origin(hint) is not None else (hint,)
@@ -88,8 +89,8 @@ def fields_of(record: type) -> Mapping[str, Field]:
 
 
 def whole(name: str, value: object, flags: tuple[str, ...] = ()) -> int:
-    """A whole number, NumPy's too, as Python's own. Raises BadOption for all else; True and False
-    are no numbers."""
+    """Return a whole number, also one of NumPy's, as Python's own. Raises BadOption for all else;
+    True and False are not numbers."""
     if isinstance(value, Integral) and _is_number(value):
         return int(value)
     words = "a whole number" if _is_number(value) else "a number"
@@ -97,7 +98,8 @@ def whole(name: str, value: object, flags: tuple[str, ...] = ()) -> int:
 
 
 def real(name: str, value: object, flags: tuple[str, ...] = ()) -> float:
-    """A number, NumPy's too, as Python's own; an int stays one. Raises BadOption for all else."""
+    """Return a number, also one of NumPy's, as Python's own; an int stays one. Raises BadOption for
+    all else."""
     if type(value) in (int, float):
         with suppress(OverflowError):
             float(value)  # type: ignore[arg-type]
@@ -114,11 +116,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-_SHOWN = 80  # characters of a value in an error
+_SHOWN = 80  # longest value in an error, in characters
 
 
 def shown(value: object) -> str:
-    """A value as an error names it, in a line."""
+    """Return a value as an error names it, in one line."""
     try:
         words = repr(value)
     except ValueError:  # Python writes no number of thousands of digits
@@ -128,9 +130,9 @@ def shown(value: object) -> str:
 
 
 def check(record: object) -> None:
-    """Raises BadOption for the first field whose value is out of range, or no number or text where
-    the field is one; None is in range where the field may be None. NumPy's numbers become Python's.
-    The command line makes options of the fields' names."""
+    """Raise BadOption for the first field whose value is out of range, or is not the number or text
+    that the field requires. None is in range where the field may be None. NumPy's numbers become
+    Python's. The command line makes options of the fields' names."""
     kind: Any = type(record)
     for field in fields_of(kind).values():
         value, parameter = getattr(record, field.name), field.parameter
@@ -158,13 +160,14 @@ def check(record: object) -> None:
 
 
 def made(record: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """A record of these fields. Raises BadOption for a name that is no field, with the nearest."""
+    """Return a record of these fields. Raises BadOption for a name that is not a field, and
+    suggests the nearest."""
     _check_names(record, values)
     return record(**values)
 
 
 def strict(record: type[_Record]) -> type[_Record]:
-    """Let a dataclass refuse a name that is no field as `made` does, in place of a TypeError."""
+    """Let a dataclass refuse a name that is not a field as `made` does, in place of a TypeError."""
     make: Any = record.__init__
 
     @wraps(make)

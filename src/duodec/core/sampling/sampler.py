@@ -26,16 +26,16 @@ from duodec.core.sampling.parameters import Parameter, check, real, shown, stric
 from duodec.errors import BadOption
 from duodec.native import ranking
 
-Tokens = NDArray[np.int32]  # (length,)
+Tokens = NDArray[np.int32]  # shape (length,)
 
 
-MAX_LOGPROBS = 64  # of the library; the server's interface allows 20
+MAX_LOGPROBS = 64  # the library's limit; the server's interface allows 20
 
 
 @strict
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a completion is sampled. ``temperature=0`` takes the most likely token.
+    """Say how a completion is sampled. ``temperature=0`` takes the most likely token.
 
     Raises BadOption on values that make no distribution.
     """
@@ -81,14 +81,15 @@ class SamplingParams:
         gt=-math.inf, lt=math.inf, remedy="use 0 (off)"
     )] = 0.0  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    grammar: Grammar | None = None  # that the completion must match; a dictionary: a JSON schema
+    grammar: Grammar | None = None  # the completion must match it; a dictionary is a JSON schema
     seed: Annotated[int | None, Parameter(
         "One seed gives one text, whatever the method and the draft; a random seed is "
         "taken and reported where no default is shown.", "Sampling", ("--seed", "-s"), ge=0,
         lt=1 << 64, remedy="use a whole number from 0 to 2**64 - 1"
     )] = None  # fmt: skip
-    max_tokens: int | None = None  # of the completion; None: as many as the context holds
-    min_tokens: int = 0  # of the completion, before the model may end it; without a grammar
+    # Most tokens of the completion; None: as many as the context holds.
+    max_tokens: int | None = None
+    min_tokens: int = 0  # tokens before the model may end the completion; excludes a grammar
     stop: Sequence[str] = ()  # texts that end the completion and are not part of it
     stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own
     logprobs: int | None = None  # alternatives to each token, reported with its log probability
@@ -127,7 +128,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Temperatures too low to divide by count as 0, as in vLLM."""
+        """Return whether decoding is greedy. Temperatures too low to divide by count as 0, as in
+        vLLM."""
         return self.temperature < 1e-5
 
 
@@ -136,7 +138,7 @@ _LAST_TOKEN = (1 << 31) - 1
 
 
 def _biases(given: object) -> dict[int, float]:
-    """Biases by token. Raises BadOption."""
+    """Return the biases by token. Raises BadOption."""
     remedy = "use tokens of the vocabulary and numbers (-inf bans)"
     if not isinstance(given, Mapping):
         raise BadOption(f"logit_bias is {shown(given)}; {remedy}")
@@ -161,7 +163,7 @@ def _grammar(value: Any) -> Grammar | None:
 
 
 def _stops(given: object) -> tuple[str, ...]:
-    """Stop strings; None: there is none. Raises BadOption."""
+    """Return the stop strings; None means none. Raises BadOption."""
     texts: Any = (given,) if isinstance(given, str) else () if given is None else given
     try:
         stops = tuple(texts)
@@ -176,36 +178,36 @@ def _stops(given: object) -> tuple[str, ...]:
 
 
 def seeded(params: SamplingParams) -> SamplingParams:
-    """The same with a random seed where they have none."""
+    """Return the same parameters, with a random seed if they have none."""
     return params if params.seed is not None else replace(params, seed=secrets.randbits(32))
 
 
 @dataclass(frozen=True)
 class Context:
-    """What precedes a token: the text and the draft tokens after it."""
+    """Hold what precedes a token: the text and the draft tokens after it."""
 
     text: Tokens
     tail: tuple[int, ...] = ()
 
     @property
     def position(self) -> int:
-        """Absolute position of the token that follows."""
+        """Return the absolute position of the token that follows."""
         return len(self.text) + len(self.tail)
 
     def tokens(self) -> Tokens:
         return np.concatenate([self.text, np.asarray(self.tail, dtype=np.int32)])
 
     def completion(self, num_prompt_tokens: int) -> Tokens:
-        """The tokens after the prompt."""
+        """Return the tokens after the prompt."""
         return self.tokens()[num_prompt_tokens:]
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A distribution over the vocabulary, zero outside ``tokens``."""
+    """Hold a distribution over the vocabulary, zero outside ``tokens``."""
 
-    tokens: NDArray[np.int64]  # (n,) ascending
-    probs: NDArray[np.float64]  # (n,) sums to 1
+    tokens: NDArray[np.int64]  # shape (n,), ascending
+    probs: NDArray[np.float64]  # shape (n,), sums to 1
 
     def prob(self, token: int) -> float:
         i = int(np.searchsorted(self.tokens, token))
@@ -213,20 +215,20 @@ class Distribution:
         return float(self.probs[i]) if found else 0.0
 
     def residual(self, q: Distribution) -> Distribution:
-        """norm(max(p - q, 0)): this distribution after a draw from q was refused."""
+        """Return norm(max(p - q, 0)): this distribution after a draw from q was rejected."""
         probs = self.probs.copy()
         _, ours, theirs = np.intersect1d(
             self.tokens, q.tokens, assume_unique=True, return_indices=True
         )
         probs[ours] = np.maximum(probs[ours] - q.probs[theirs], 0.0)
         total = probs.sum()
-        # p == q leaves nothing, and then no refusal was possible: only rounding gets here
+        # If p == q, no rejection is possible, so only rounding gets here.
         return self if total <= 0 else Distribution(self.tokens, probs / total)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A drawn token and the margin (in scores, nats) by which it won."""
+    """Hold a drawn token and the margin (in scores, nats) by which it won."""
 
     token: int
     margin: float
@@ -234,7 +236,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The samplers of one completion: its parameters, its choice, where its prompt ends.
+    """Hold the sampling of one completion: its parameters, its choice, and where its prompt ends.
 
     ``mask`` is the parameters' grammar on the vocabulary of the rows. It is not pickled: a process
     that receives a sampler makes its own.
@@ -250,22 +252,23 @@ class Sampler:
 
     @property
     def seed(self) -> int:
-        """The parameters' seed; 0 where they have none."""
+        """Return the parameters' seed; 0 where they have none."""
         return self.params.seed or 0
 
     def key(self, position: int, stream: int = noise.DRAW) -> int:
         return noise.key(self.seed, self.choice, position, stream)
 
     def draw(self, row: Row, context: Context) -> Draw:
-        """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite, and
-        GrammarEnded or BadOption where no token is left to draw."""
+        """Return the keyed draw from a row of logits. Raises ComputeFailed if they are not finite,
+        and GrammarEnded or BadOption where no token is left to draw."""
         adjusted, is_greedy = self._adjusted(row, context), self.params.is_greedy
         is_whole = adjusted is row and (is_greedy or not self._drops_tokens)
         if not is_whole:
             check_finite(row)
-        # only the best two matter: the winner and the margin
+        # Only the best two matter: the winner and the margin.
         best = ranking.best_two(adjusted) if is_greedy else self._noisy(adjusted, context)
-        if best is None or (is_whole and not math.isfinite(best[1][0])):  # the best of all
+        # The best of all is not finite.
+        if best is None or (is_whole and not math.isfinite(best[1][0])):
             raise not_finite()
         tokens, scores = best
         if scores[0] == -math.inf:
@@ -275,19 +278,19 @@ class Sampler:
         return Draw(tokens[0], margin)
 
     def _noisy(self, row: Row, context: Context) -> ranking.BestTwo | None:
-        """The two best of an adjusted row with their scores and noise, one if no other is left;
-        None where one is NaN."""
+        """Return the two best tokens of an adjusted row with their scores and noise, or one if no
+        other is left; None where a value is NaN."""
         tokens: NDArray[np.int64] | None = None
         scores, temperature = row, self.params.temperature
         if self._drops_tokens or len(row) < 2:
             tokens, scores = self._survivors(row)
-            temperature = 1.0  # it is in the scores
+            temperature = 1.0  # the scores include it
             if len(tokens) < 2:
                 return tokens.tolist(), scores.tolist()
         return noise.best_two(self.key(context.position), tokens, scores, temperature)
 
     def distribution(self, row: Row, context: Context) -> Distribution:
-        """The distribution that `draw` follows. Raises what `draw` raises."""
+        """Return the distribution that `draw` follows. Raises what `draw` raises."""
         check_finite(row)
         adjusted = self._adjusted(row, context)
         if adjusted is not row and adjusted.max() == -np.inf:
@@ -301,12 +304,13 @@ class Sampler:
     def candidates(
         self, row: Row, context: Context, k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The draft's k best guesses of the target's draw, best first, and its confidence.
+        """Return the draft's k best guesses of the target's draw, best first, and their
+        confidences.
 
-        Ordered by log q + g with the target's noise g. Confidence is the softmax of these scores;
-        at temperature 0, the distribution q at temperature 1. Both shapes (k,). Where the mask and
-        the biases leave no token, as in a draft's smaller vocabulary, they are those of the plain
-        row. Raises ComputeFailed if the logits are not finite.
+        They are sorted by log q + g with the target's noise g. A confidence is the softmax of these
+        scores; at temperature 0, it is the distribution q at temperature 1. Both have shape (k,).
+        Where the mask and the biases leave no token, as in a draft's smaller vocabulary, the
+        guesses are those of the plain row. Raises ComputeFailed if the logits are not finite.
         """
         adjusted = self._adjusted(row, context)
         best = self._best(adjusted, context, k)
@@ -317,14 +321,14 @@ class Sampler:
         return best
 
     def _best(self, row: Row, context: Context, k: int) -> ranking.Best | None:
-        """The candidates of an adjusted row; None where its largest logit is not finite."""
+        """Return the candidates of an adjusted row; None where its largest logit is not finite."""
         if self.params.is_greedy:
             return ranking.likeliest(row, k)
         key = self.key(context.position)
         return ranking.noisy(row, k, HEAD, self.params.temperature, key)
 
     def nothing_left(self, context: Context) -> GrammarEnded | BadOption:
-        """What a row raises of whose tokens none is left to draw."""
+        """Return the error for a row in which no token is left to draw."""
         completion = context.completion(self.num_prompt_tokens)
         allowed = self.mask.allowed(completion) if self.mask is not None else None
         why = "every token is banned; ban"
@@ -339,7 +343,7 @@ class Sampler:
         return BadOption(f"{place} cannot be drawn: {why} fewer tokens with logit_bias")
 
     def _adjusted(self, row: Row, context: Context) -> Row:
-        """Mask, bias and penalties."""
+        """Apply mask, bias and penalties."""
         p = self.params
         if self.mask is not None:
             row = masked(row, self.mask.allowed(context.completion(self.num_prompt_tokens)))
@@ -351,7 +355,7 @@ class Sampler:
         if p.repetition_penalty != 1:
             row = row.copy()
             seen = np.unique(context.tokens())
-            seen = seen[(seen >= 0) & (seen < len(row))]  # pictures are no words
+            seen = seen[(seen >= 0) & (seen < len(row))]  # pictures have negative tokens
             penalty = np.float32(p.repetition_penalty)
             row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
         if p.presence_penalty or p.frequency_penalty:
@@ -366,13 +370,14 @@ class Sampler:
 
     @property
     def _drops_tokens(self) -> bool:
-        """Some tokens of an adjusted row may not be drawn, although their scores are finite."""
+        """Return whether some tokens of an adjusted row may not be drawn, although their scores are
+        finite."""
         p = self.params
         return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
 
     def _survivors(self, row: Row) -> tuple[NDArray[np.int64], Row]:
-        """Tokens of an adjusted row that may be drawn, ascending, and their scores (logits over
-        temperature)."""
+        """Return the tokens of an adjusted row that may be drawn, ascending, and their scores
+        (logits over temperature)."""
         p = self.params
         scores = row if p.temperature == 1 else row * np.float32(1 / p.temperature)
         tokens: NDArray[np.int64] | None = None
@@ -389,14 +394,14 @@ class Sampler:
             tokens, scores = tokens[keep], scores[keep]
         if self.mask is not None or p.logit_bias:  # banned tokens may still be among them
             keep = scores > -np.inf
-            if keep.any():  # else `draw` tells that there is none
+            if keep.any():  # else `draw` reports that there is none
                 tokens, scores = tokens[keep], scores[keep]
         return tokens, scores
 
 
 @lru_cache(maxsize=4)
 def _whole(num_vocab: int) -> NDArray[np.int64]:
-    """Every token of a vocabulary; read-only, since all rows share it."""
+    """Return every token of a vocabulary, read-only, since all rows share it."""
     tokens = np.arange(num_vocab)
     tokens.flags.writeable = False
     return tokens

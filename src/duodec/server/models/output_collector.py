@@ -50,7 +50,7 @@ class OutputCollector:
         self.cut_short: Sequence[Counts] = ()
         """How far the completions were whose end was not handed out when this was closed."""
         for i, request in enumerate(requests):
-            request.say = partial(self._put, i)
+            request.on_output = partial(self._put, i)
         self._open = set(range(len(requests)))  # choices whose end was not handed out
         self.num_choices = len(requests)
         scheduler.submit(requests)

@@ -110,7 +110,7 @@ class SchedulerThread:
             requests = [*self._scheduler.waiting, *self._scheduler.running]
         for request in requests:
             if not request.is_aborted:
-                request.say(Failed(error))
+                request.on_output(Failed(error))
             self.abort(request)
 
     def close(self, wait_s: float | None = None) -> bool:

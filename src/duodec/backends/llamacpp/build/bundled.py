@@ -1,8 +1,9 @@
-"""Use the llama.cpp that a wheel of duodec may bring, where none is installed.
+"""Use the llama.cpp that a wheel of duodec may bring, if none is installed.
 
-It lies in a folder like an installed package, without its CPU backend, which is there in several
+It lies in a folder like an installed package, without its CPU backend, which comes in several
 variants: a processor gets the first whose instruction sets it has. `scripts/bundle.py` makes the
-folder. Standard library only: that script needs `VARIANTS` before anything is installed.
+folder. Only the standard library is used: that script needs `VARIANTS` before anything is
+installed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from duodec.errors import BackendUnavailable
 FOLDER = Path(__file__).parents[1] / "bundled"  # in a wheel that brings it
 LIBRARIES = Path("llama_cpp", "lib")
 CPU_BACKEND = "libggml-cpu.so.0"  # as the other libraries name it
-FORCED = "DUODEC_CPU_VARIANT"  # in the environment: the variant to use
+FORCED = "DUODEC_CPU_VARIANT"  # environment variable with the variant to use
 _AVX2 = "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
 _SETS_OF_AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _SETS_OF_AVX512 = ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
@@ -30,7 +31,7 @@ _SETS_OF_AVX512 = ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "a
 
 @dataclass(frozen=True)
 class Variant:
-    """A build of the CPU backend: what /proc/cpuinfo must name, and options of CMake."""
+    """Describe a build of the CPU backend: what /proc/cpuinfo must name, and options of CMake."""
 
     sets: tuple[str, ...]
     cmake_args: str
@@ -51,18 +52,18 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
         ),
     },
 }
-"""By architecture and name; the fastest first. The last one lies where the others' libraries look
-for it, so that the wheel is whole without us."""
+"""By architecture and name; the fastest comes first. The last one lies where the others' libraries
+look for it, so the wheel also works without us."""
 
 
 def place_of(name: str, variants: Mapping[str, Variant], folder: Path = FOLDER) -> Path:
-    """Where the CPU backend of a variant lies."""
+    """Return where the CPU backend of a variant lies."""
     own = "" if name == list(variants)[-1] else name
     return folder / LIBRARIES / own / CPU_BACKEND
 
 
 def variant_for(sets: Collection[str], variants: Mapping[str, Variant]) -> str | None:
-    """The fastest variant for a processor with these instruction sets."""
+    """Return the fastest variant for a processor with these instruction sets."""
     fits = (name for name, one in variants.items() if set(one.sets) <= set(sets))
     return next(fits, None)
 
@@ -74,8 +75,8 @@ def find() -> None:
 
 
 def cpu_backend() -> Path | None:
-    """The library of the variant for this processor, if the bindings that Python finds are ours.
-    Raises BackendUnavailable where there is none."""
+    """Return the library of the variant for this processor, if the bindings that Python finds are
+    ours. Raises BackendUnavailable if there is none."""
     find()
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None or FOLDER not in Path(spec.origin).parents:
@@ -85,7 +86,7 @@ def cpu_backend() -> Path | None:
 
 
 def load(library: Path) -> None:
-    """Load it: llama.cpp's other libraries take the one of its name that is loaded. Raises
+    """Load a library: llama.cpp's other libraries use the one of its name that is loaded. Raises
     BackendUnavailable."""
     try:
         ctypes.CDLL(os.fspath(library), mode=ctypes.RTLD_GLOBAL)
@@ -97,7 +98,7 @@ def load(library: Path) -> None:
 
 
 def _chosen(variants: Mapping[str, Variant]) -> str:
-    """Raises BackendUnavailable."""
+    """Choose a variant. Raises BackendUnavailable."""
     forced = os.environ.get(FORCED)
     if forced and forced in variants:
         return forced

@@ -1,9 +1,9 @@
-"""Build llama.cpp for this processor, once, with a bar that tells how long it takes.
+"""Build llama.cpp for this processor, once, with a bar that shows the time left.
 
-Standard library only: `scripts/setup.py` loads this file by its path before anything is
-installed, and `duodec setup` imports it. Wheels are kept in duodec's own cache, never in pip's:
-pip does not know on which processor a wheel was built, and a wheel from another one dies of an
-illegal instruction.
+It uses only the standard library: `scripts/setup.py` loads this file by its path before anything is
+installed, and `duodec setup` imports it. Wheels are kept in duodec's own cache, never in pip's: pip
+does not know on which processor a wheel was built, and a wheel from another one dies of an illegal
+instruction.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from typing import Any
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
-# AMX kernels of llama.cpp die where GCC 12 or older compiles them (its issue 20824, PR 26954).
+# AMX kernels of llama.cpp crash if GCC 12 or older compiles them (its issue 20824, PR 26954).
 ALWAYS = "-DLLAVA_BUILD=ON -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 LIBRARY_ONLY = Path(__file__).with_name("library_only.cmake")
-KERNELS = Path(__file__).parents[1] / "kernels"  # of ours, compiled into llama.cpp's CPU backend
-CUDA_WIDTHS = Path(__file__).with_name("cuda_widths.cmake")  # what we change in its CUDA backend
+# Our kernels, compiled into llama.cpp's CPU backend.
+KERNELS = Path(__file__).parents[1] / "kernels"
+CUDA_WIDTHS = Path(__file__).with_name("cuda_widths.cmake")  # our changes to its CUDA backend
 
 _WITHOUT_KERNELS = "-DDUODEC_KERNELS=OFF"
 _LOG_LINES_SHOWN = 25
 _BUILDING = "building-"
 _ABANDONED_AFTER_S = 24 * 3600
 _SAYS_EVERY_S = 30.0  # off a terminal
-_FEWEST_STEPS = 5  # before the time left is estimated
+_FEWEST_STEPS = 5  # steps before the time left is estimated
 _BAR = 24
-_STEP = re.compile(rb"\[ *(\d+)/(\d+)\]|\[ *(\d+)(%)\]")  # of Ninja, of Make
-_TOLD = re.compile(r"-- duodec: (.+)")  # by our CMake files
+_STEP = re.compile(rb"\[ *(\d+)/(\d+)\]|\[ *(\d+)(%)\]")  # printed by Ninja, by Make
+_TOLD = re.compile(r"-- duodec: (.+)")  # printed by our CMake files
 
 
 def _file(path: Path) -> ModuleType:
-    """A file of the package, which need not be installed yet."""
+    """Load a file of the package, which need not be installed yet."""
     spec = importlib.util.spec_from_file_location(f"duodec_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -59,22 +60,23 @@ toolchains: Any = _file(Path(__file__).with_name("toolchains.py"))
 
 
 class BuildFailed(Exception):
-    """Why llama.cpp cannot be built here: one line, with the remedy."""
+    """Raised if llama.cpp cannot be built here: one line, with the remedy."""
 
 
 class _KernelsFailed(Exception):
-    """A build that failed in a file of our kernels."""
+    """Raised for a build that failed in a file of our kernels."""
 
 
 def cache_folder() -> Path:
-    """Where `duodec.models` keeps downloads, too; it may not exist yet."""
+    """Return where `duodec.models` keeps downloads; it may not exist yet."""
     if os.environ.get("DUODEC_CACHE"):
         return Path(os.environ["DUODEC_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
 
 
 def cached(cpu: str, cmake_args: str) -> Path | None:
-    """The wheel of llama.cpp that was built for this processor with these options; None: none."""
+    """Return the wheel of llama.cpp that was built for this processor with these options, or
+    None."""
     return next(_folder(cpu, cmake_args).glob("*.whl"), None)
 
 
@@ -83,9 +85,9 @@ def _folder(cpu: str, cmake_args: str) -> Path:
 
 
 def find_or_build(
-    pip: Sequence[str], cpu: str, cmake_args: str, say: Callable[[str], None]
+    pip: Sequence[str], cpu: str, cmake_args: str, report: Callable[[str], None]
 ) -> Path:
-    """The wheel of llama.cpp for this processor, from the cache or built into it.
+    """Return the wheel of llama.cpp for this processor, from the cache or built into it.
 
     ``pip`` is a command that runs pip, ``cpu`` names the processor, ``cmake_args`` are the
     user's. Raises BuildFailed.
@@ -99,12 +101,12 @@ def find_or_build(
     try:
         log = folder.with_name(f"{folder.name}.log")
         try:
-            _build(pip, scratch, log, cmake_args, say)
+            _build(pip, scratch, log, cmake_args, report)
         except _KernelsFailed:
             told = log.rename(log.with_suffix(".kernels.log"))
-            say(f"our kernels do not compile here; please report it with {told}")
-            say("building llama.cpp with its own kernels instead")
-            _build(pip, scratch, log, f"{_WITHOUT_KERNELS} {cmake_args}".strip(), say)
+            report(f"our kernels do not compile here; please report it with {told}")
+            report("building llama.cpp with its own kernels instead")
+            _build(pip, scratch, log, f"{_WITHOUT_KERNELS} {cmake_args}".strip(), report)
         _keep(scratch / "wheel", folder, "*.whl")
     except KeyboardInterrupt:
         _remove_later(scratch)
@@ -115,7 +117,7 @@ def find_or_build(
 
 
 def _remove_later(scratch: Path) -> None:
-    """Remove a folder of some hundred megabytes in a process of its own: an interrupted one ends
+    """Remove a folder of some hundred megabytes in a separate process: an interrupted one ends
     sooner than that."""
     program = "import shutil, sys; shutil.rmtree(sys.argv[1], True)"
     subprocess.Popen(
@@ -128,7 +130,7 @@ def _remove_later(scratch: Path) -> None:
 
 
 def _scratch_beside(folder: Path) -> Path:
-    """A new folder for what becomes ``folder``. Raises BuildFailed."""
+    """Return a new folder next to ``folder``, for its content. Raises BuildFailed."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _check_owned(folder.parent)
@@ -141,8 +143,9 @@ def _scratch_beside(folder: Path) -> Path:
 
 
 def _keep(made: Path, folder: Path, wanted: str) -> None:
-    """Move what is made to its place at once, so that there is never half of it, in the place of
-    what has no file that is ``wanted``; nothing is moved where another process was quicker."""
+    """Move a finished folder to its place in one step, so that there is never half of it. It
+    replaces a folder without the ``wanted`` file. Nothing is moved if another process was
+    faster."""
     if folder.exists() and not any(folder.glob(wanted)):
         shutil.rmtree(str(folder))
     try:
@@ -152,9 +155,9 @@ def _keep(made: Path, folder: Path, wanted: str) -> None:
             raise
 
 
-def fetch(pip: Sequence[str], indices: Sequence[str], say: Callable[[str], None]) -> Path | None:
-    """A wheel that somebody else built, from the first of some package indices that has one of our
-    version for this machine; None where none has."""
+def fetch(pip: Sequence[str], indices: Sequence[str], report: Callable[[str], None]) -> Path | None:
+    """Return a wheel that someone else built, from the first of some package indices that has one
+    of our version for this machine; None if no index has one."""
     for index in indices:
         folder = cache_folder() / "wheels" / f"{PACKAGE}-{VERSION}-{index.rpartition('/')[2]}"
         if not (wheels := list(folder.glob("*.whl"))):
@@ -168,16 +171,18 @@ def fetch(pip: Sequence[str], indices: Sequence[str], say: Callable[[str], None]
             )  # fmt: skip
             wheels = list(folder.glob("*.whl"))
         if wheels:
-            say(f"{wheels[0].name} of {index} suits this machine")
+            report(f"{wheels[0].name} of {index} suits this machine")
             return wheels[0]
     return None
 
 
-def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None]) -> Path | None:
-    """NVIDIA's CUDA compiler from the package index, kept in the cache, for a build with these
-    options; None where it is not wanted, where there is none for this machine's driver, or where it
-    cannot be fetched. Raises BuildFailed where there is no C++ compiler, or where others may change
-    what was kept."""
+def fetch_toolkit(
+    pip: Sequence[str], cmake_args: str, report: Callable[[str], None]
+) -> Path | None:
+    """Fetch NVIDIA's CUDA compiler from the package index for a build with these options, and keep
+    it in the cache. Return None if it is not needed, if there is none for this machine's driver, or
+    if it cannot be fetched. Raises BuildFailed if there is no C++ compiler, or if other users may
+    change what was kept."""
     wanted = toolchains.packaged_toolkit()
     if not wanted or not toolchains.can_build_cuda(cmake_args):
         return None
@@ -185,7 +190,7 @@ def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None
     named = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:8]
     folder = cache_folder() / "cuda" / named
     if toolchains.packaged_nvcc(folder) is None:
-        say("fetching NVIDIA's CUDA compiler and cuBLAS, once; some 600 MB")
+        report("fetching NVIDIA's CUDA compiler and cuBLAS, once; some 600 MB")
         scratch = _scratch_beside(folder)
         try:
             (scratch / "tmp").mkdir()
@@ -194,7 +199,7 @@ def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None
             )
             _keep(scratch / "toolkit", folder, toolchains.PACKAGED_NVCC)
         except (BuildFailed, OSError) as error:
-            say(f"it is not to be had: {error}")
+            report(f"it is not to be had: {error}")
         except KeyboardInterrupt:
             _remove_later(scratch)
             raise
@@ -213,7 +218,7 @@ def forget(cpu: str, cmake_args: str) -> None:
 
 
 def _check_owned(path: Path) -> None:
-    """Raises BuildFailed where other users could change what is installed and run."""
+    """Raise BuildFailed if other users could change what is installed and run."""
     try:
         ownership.check_owned(path)
     except ownership.Unsafe as error:
@@ -221,7 +226,7 @@ def _check_owned(path: Path) -> None:
 
 
 def install(wheel: Path, pip: Sequence[str]) -> None:
-    """Install a wheel of `find_or_build` or `fetch` in the place of what is there. Raises
+    """Install a wheel of `find_or_build` or `fetch` in place of the installed one. Raises
     BuildFailed."""
     _check_owned(wheel)
     install_packages(["--force-reinstall", "--no-deps", str(wheel)], pip)
@@ -240,9 +245,10 @@ def install_packages(arguments: Sequence[str], pip: Sequence[str], **environment
 
 
 def wheel_key(cpu: str, cmake_args: str) -> str:
-    """Names a build. The wheel is for any Python 3, so Python's version is no part of it."""
+    """Return the name of a build. The wheel is for any Python 3, so Python's version is not part of
+    it."""
     system = [platform.system(), platform.machine(), *platform.libc_ver()]
-    # where nobody says otherwise, CMake builds for the cards that it sees
+    # By default CMake builds for the cards that it sees.
     cards = toolchains.architectures() if toolchains.is_for_cuda(cmake_args) else []
     built_how = [*system, ALWAYS, cmake_args, *cards, sources_digest(cmake_args)]
     digest = hashlib.sha256("\n".join(built_how).encode()).hexdigest()[:8]
@@ -250,20 +256,20 @@ def wheel_key(cpu: str, cmake_args: str) -> str:
 
 
 def sources_digest(cmake_args: str) -> str:
-    """Names what we add to llama.cpp's own sources in a build with these options."""
+    """Return the name of what we add to llama.cpp's own sources in a build with these options."""
     files = [*_included(cmake_args).values(), *sorted(KERNELS.iterdir())]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _included(cmake_args: str) -> dict[str, Path]:
-    """Our CMake files, by the project that includes them."""
+    """Return our CMake files, by the project that includes them."""
     if toolchains.is_for_cuda(cmake_args):
         return {"llama.cpp": LIBRARY_ONLY, "ggml": CUDA_WIDTHS}
     return {"llama.cpp": LIBRARY_ONLY}
 
 
 def check_compiler(cmake_args: str) -> None:
-    """Raises BuildFailed, with the package to install, where a compiler is missing."""
+    """Raise BuildFailed, with the package to install, if a compiler is missing."""
     told = ("CMAKE_CUDA_COMPILER", "CUDAToolkit_ROOT")  # CMake finds it there
     if (
         toolchains.is_for_cuda(cmake_args)
@@ -285,7 +291,7 @@ def check_compiler(cmake_args: str) -> None:
 
 
 def pip_environment() -> dict[str, str]:
-    """The environment that pip runs in: none of Python's own variables, and no questions."""
+    """Return the environment that pip runs in: none of Python's own variables, and no questions."""
     kept = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
     return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_USER": "0"}
 
@@ -294,18 +300,18 @@ def pip_environment() -> dict[str, str]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what builds that were killed have left."""
+    """Remove what killed builds have left."""
     for scratch in folder.glob(f"{_BUILDING}*"):
         if time.time() - scratch.stat().st_mtime > _ABANDONED_AFTER_S:
             shutil.rmtree(str(scratch), ignore_errors=True)
 
 
 def _build(
-    pip: Sequence[str], scratch: Path, log: Path, cmake_args: str, say: Callable[[str], None]
+    pip: Sequence[str], scratch: Path, log: Path, cmake_args: str, report: Callable[[str], None]
 ) -> None:
     """Build the wheel into `scratch/wheel`, with all output in `log`."""
     own = f" with {cmake_args}, which can take longer" if cmake_args else ""
-    say(f"building llama.cpp for this processor, once{own}; 3 to 8 minutes on two cores")
+    report(f"building llama.cpp for this processor, once{own}; 3 to 8 minutes on two cores")
     # fmt: off
     command = [
         *pip, "wheel", "--verbose", "--no-deps", "--no-cache-dir",
@@ -320,13 +326,13 @@ def _build(
         "CMAKE_ARGS": " ".join([ALWAYS, *files, cmake_args]).strip(),
         "TMPDIR": str(scratch / "tmp"),  # removed with `scratch`, whatever happens to pip
     }
-    # ggml takes it for a build to be shipped and would not use this processor's instructions
+    # With it, ggml would assume a build for distribution and not use this processor's instructions.
     environment.pop("SOURCE_DATE_EPOCH", None)
     with log.open("wb") as output:
-        status = _run(command, environment, output.fileno(), log, say)
+        status = _run(command, environment, output.fileno(), log, report)
     words = log.read_text(encoding="utf-8", errors="replace")
     for line in _TOLD.findall(words):
-        say(line)
+        report(line)
     if status:
         lines = words.splitlines()
         is_ours = any(f"{KERNELS}/" in line and " error: " in line for line in lines)
@@ -343,9 +349,9 @@ def _run(
     environment: dict[str, str],
     output: int,
     log: Path,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> int:
-    """Run to the end, showing how far it is; its children end with it."""
+    """Run a command to its end and show its progress; its children end with it."""
     is_seen = sys.stderr.isatty()
     progress = Progress()
     said_s = time.monotonic()
@@ -367,7 +373,7 @@ def _run(
                     print(f"\r\033[K  {words}", end="", file=sys.stderr, flush=True)
                 elif time.monotonic() - said_s >= _SAYS_EVERY_S:
                     said_s = time.monotonic()
-                    say(f"  {words}")
+                    report(f"  {words}")
     finally:
         if is_seen:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
@@ -377,15 +383,15 @@ def _run(
 
 
 class Progress:
-    """How far a build is, read off the end of its log."""
+    """Read the progress of a build from the end of its log."""
 
     def __init__(self, start_s: float | None = None) -> None:
         self._start_s = time.monotonic() if start_s is None else start_s
-        self._first: tuple[int, float] | None = None  # the first step seen, and when
+        self._first: tuple[int, float] | None = None  # the first step seen, and its time
 
     def words(self, log: bytes, now_s: float) -> str:
-        """A bar and the time left, as the last steps in ``log`` tell; before the first step what
-        is done instead, and the time passed."""
+        """Return a bar and the time left, from the last steps in ``log``; before the first step,
+        what is done instead, and the time passed."""
         steps = _STEP.findall(log)
         if not steps:
             return f"fetching the sources, {_clock(now_s - self._start_s)}"
@@ -408,7 +414,7 @@ def _clock(seconds: float) -> str:
 
 
 def _end_of(log: Path) -> bytes:
-    """The last lines of a file that is being written."""
+    """Return the last lines of a file that is being written."""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - (1 << 16)))

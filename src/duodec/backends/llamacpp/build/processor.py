@@ -1,7 +1,7 @@
-"""Was llama.cpp built for this processor? Asked before the library is touched.
+"""Check whether llama.cpp was built for this processor, before the library is loaded.
 
-A native build dies with an illegal instruction on a processor that lacks what the builder's
-had, so it is never loaded blindly: `make setup` and `duodec setup` leave a note of the processor.
+A native build dies with an illegal instruction on a processor that lacks what the builder's had, so
+it is never loaded blindly: `make setup` and `duodec setup` leave a note of the processor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOTE = "duodec-cpu-key"
 
 
 def check_build() -> None:
-    """Raises BackendUnavailable when the installed build was made for another processor."""
+    """Raise BackendUnavailable when the installed build was made for another processor."""
     note = Path(sys.prefix) / NOTE
     if not note.is_file():
         return  # not installed by us: a package index's build, or the user's own

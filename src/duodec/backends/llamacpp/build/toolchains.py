@@ -1,6 +1,6 @@
-"""Find what a build of llama.cpp for a GPU needs, and say what to install where it is missing.
+"""Find what a build of llama.cpp for a GPU needs, and name what to install if it is missing.
 
-Standard library only, as `native`: `scripts/setup.py` loads this file by its path.
+It uses only the standard library, as `native`: `scripts/setup.py` loads this file by its path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-DRIVERS = {  # what to do where a build of a kind sees no device
+DRIVERS = {  # remedies for a kind of build that sees no device
     "cuda": "install NVIDIA's driver, and look whether nvidia-smi lists the GPU",
     "rocm": "install AMD's driver, and look whether rocminfo lists the GPU; you may have to be in "
     "the groups render and video",
@@ -22,15 +22,16 @@ DRIVERS = {  # what to do where a build of a kind sees no device
     "metal": "look whether this Mac has a GPU that Metal supports",
 }
 GPUS = tuple(DRIVERS)
-OWN_HEADERS = "vulkan-headers/usr"  # in duodec's cache, where make setup-vulkan-software put them
-WHEELS = "https://abetlen.github.io/llama-cpp-python/whl/cu{}"  # of llama-cpp-python, by CUDA
+OWN_HEADERS = "vulkan-headers/usr"  # in duodec's cache; make setup-vulkan-software puts them there
+# Wheels of llama-cpp-python, by CUDA.
+WHEELS = "https://abetlen.github.io/llama-cpp-python/whl/cu{}"
 _OLDEST_WHEELS, _MOST_TRIED = (12, 1), 6
 PACKAGED_NVCC = "nvidia/*/bin/nvcc"
-_PACKAGED = 13  # the CUDA whose compiler NVIDIA's packages have whole
-_LEAST_VULKAN = 272  # of 1.3: the first headers with VK_EXT_layer_settings
+_PACKAGED = 13  # the CUDA whose compiler NVIDIA's packages contain completely
+_LEAST_VULKAN = 272  # for 1.3: the first headers with VK_EXT_layer_settings
 _CUDA_HOMES, _ROCM_HOME = Path("/usr/local"), Path("/opt/rocm")
-_SYSTEM = Path("/usr")  # where Debian's CUDA toolkit lies
-_COMPILER = ("nvvm", "cuda-crt", "cuda-cccl", "cuda-runtime", "cuda-nvcc")  # of one release
+_SYSTEM = Path("/usr")  # Debian's CUDA toolkit lies there
+_COMPILER = ("nvvm", "cuda-crt", "cuda-cccl", "cuda-runtime", "cuda-nvcc")  # all of one release
 _INCLUDES = ("include", "targets/*/include")
 _LIBRARIES = ("lib64", "lib", "lib/*-linux-gnu", "targets/*/lib")
 _STUBS = tuple(f"{place}/stubs" for place in _LIBRARIES)
@@ -39,14 +40,14 @@ _PLACES_OF_CUDA = ("CUDAToolkit_ROOT", "CMAKE_PREFIX_PATH", "CMAKE_LIBRARY_PATH"
 
 
 class ToolchainMissing(Exception):
-    """What is missing for a GPU: one line, with the remedy."""
+    """Raised for what is missing for a GPU: one line, with the remedy."""
 
 
 def cmake_args(
     gpu: str, told: str = "", *, headers: Path, system_headers: Path = Path("/usr/include")
 ) -> str:
-    """The options of a build for a GPU, beside those that the user has ``told``. Vulkan's
-    ``headers`` may lie in a folder of our own, which has the layout of /usr. Raises
+    """Return the options of a build for a GPU, in addition to those of the user (``told``).
+    Vulkan's ``headers`` may lie in a folder of our own, which has the layout of /usr. Raises
     ToolchainMissing."""
     if gpu == "cuda":
         return _cuda(told)
@@ -63,8 +64,8 @@ def cmake_args(
 
 
 def find_nvcc() -> Path | None:
-    """CUDA's compiler: the environment's, that on PATH, or the newest at its usual places; None
-    where there is none."""
+    """Return CUDA's compiler: the environment's, that on PATH, or the newest at its usual places;
+    None if there is none."""
     if named := shutil.which(os.environ.get("CUDACXX", "")) or shutil.which("nvcc"):
         return Path(named)
     homes = [Path(os.environ[name]) for name in ("CUDA_PATH", "CUDA_HOME") if name in os.environ]
@@ -73,19 +74,19 @@ def find_nvcc() -> Path | None:
 
 
 def is_for_cuda(cmake_args: str) -> bool:
-    """Whether these options build for NVIDIA's GPUs."""
+    """Return whether these options build for NVIDIA's GPUs."""
     return "-dggml_cuda=on" in cmake_args.lower()
 
 
 def architectures() -> list[str]:
-    """Of NVIDIA's cards in this machine, as CMake names them; none where their driver does not
-    tell."""
+    """Return the architectures of NVIDIA's cards in this machine, as CMake names them; none if
+    their driver does not report them."""
     told = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
     return sorted({f"{a}{b}" for a, b in re.findall(r"^\s*(\d+)\.(\d+)\s*$", told, re.MULTILINE)})
 
 
 def driver() -> tuple[str, tuple[int, int]] | None:
-    """NVIDIA's driver and the newest CUDA that it runs; None without one."""
+    """Return NVIDIA's driver and the newest CUDA that it runs; None without a driver."""
     told = _output("nvidia-smi")
     number = re.search(r"Driver Version: ([\d.]+)", told)
     cuda = re.search(r"CUDA(?: UMD)? Version: (\d+)\.(\d+)", told)
@@ -93,8 +94,8 @@ def driver() -> tuple[str, tuple[int, int]] | None:
 
 
 def old_driver(num_parts: int = 1) -> str:
-    """What to do where the driver is older than the compiler, by so many parts of their versions;
-    an empty text where it is not. A program of CUDA 12.9 runs on any driver for CUDA 12."""
+    """Return what to do if the driver is older than the compiler, comparing ``num_parts`` of their
+    versions; an empty text if it is not. A program of CUDA 12.9 runs on any driver for CUDA 12."""
     nvcc, found = find_nvcc(), driver()
     built = re.search(r"release (\d+)\.(\d+)", _output(str(nvcc), "--version")) if nvcc else None
     if not built or not found:
@@ -109,13 +110,13 @@ def old_driver(num_parts: int = 1) -> str:
 
 
 def remedy(gpu: str) -> str:
-    """What to do where a build for a GPU sees no device."""
+    """Return what to do if a build for a GPU sees no device."""
     return (gpu == "cuda" and old_driver(2)) or DRIVERS[gpu]
 
 
 def cuda_wheels() -> list[str]:
-    """The indices of llama-cpp-python that may have a wheel for the driver's CUDA, newest first;
-    none without a driver."""
+    """Return the indices of llama-cpp-python that may have a wheel for the driver's CUDA, newest
+    first; none without a driver."""
     if (found := driver()) is None:
         return []
     major, minor = found[1]
@@ -125,8 +126,8 @@ def cuda_wheels() -> list[str]:
 
 
 def packaged_toolkit() -> list[str]:
-    """The packages, as pip takes them, that have a CUDA compiler whose programs the driver runs;
-    without a driver those of the oldest. Nothing where the driver is older than all of them."""
+    """Return the packages, as pip takes them, with a CUDA compiler whose programs the driver runs.
+    Without a driver, return those of the oldest; with a driver older than all of them, none."""
     found = driver()
     major, minor = found[1] if found else (_PACKAGED, 0)
     if major < _PACKAGED:
@@ -137,14 +138,15 @@ def packaged_toolkit() -> list[str]:
 
 
 def can_build_cuda(told: str) -> bool:
-    """Whether a build needs nothing but a compiler: it is not named, and the cards are."""
+    """Return whether a build needs only a compiler: the user names none, and the cards are
+    known."""
     knows_cards = "CMAKE_CUDA_ARCHITECTURES" in told or "CUDAARCHS" in os.environ
     return "CMAKE_CUDA_COMPILER" not in told and (knows_cards or bool(architectures()))
 
 
 def complete_toolkit(folder: Path) -> None:
     """Give the libraries of `packaged_toolkit`, installed in a folder, the names that a linker
-    looks for, and their folder the one in which `nvcc` looks."""
+    looks for, and their folder the name in which `nvcc` looks."""
     for home in folder.glob("nvidia/*/lib"):
         if not home.with_name("lib64").exists():
             home.with_name("lib64").symlink_to(home.name)
@@ -155,7 +157,7 @@ def complete_toolkit(folder: Path) -> None:
 
 
 def packaged_nvcc(folder: Path) -> Path | None:
-    """The compiler in such a folder."""
+    """Return the compiler in a folder of packages."""
     return next(folder.glob(PACKAGED_NVCC), None)
 
 
@@ -169,15 +171,15 @@ def _cuda(told: str) -> str:
         raise ToolchainMissing(words)
     options, home = ["-DGGML_CUDA=on"], nvcc.resolve().parent.parent
     is_elsewhere = any(name in told for name in _PLACES_OF_CUDA)  # its libraries
-    # CMake looks for a compiler on PATH and in the environment only, and for its libraries at
-    # /usr/local/cuda, too, where those of another toolkit may lie
+    # CMake looks for a compiler only on PATH and in the environment. It looks for its libraries
+    # also at /usr/local/cuda, where those of another toolkit may lie.
     if "CMAKE_CUDA_COMPILER" not in told and shutil.which("nvcc") != str(nvcc):
         options.append(shlex.quote(f"-DCMAKE_CUDA_COMPILER={nvcc}"))
         if not is_elsewhere:
             options.append(shlex.quote(f"-DCUDAToolkit_ROOT={home}"))
     places = [f"{place}/libcuda.so" for place in (*_STUBS, *_LIBRARIES)]
     if "GGML_CUDA_NO_VMM" not in told and not is_elsewhere and not _is_below(home, *places):
-        options.append("-DGGML_CUDA_NO_VMM=ON")  # else the driver's library is linked to
+        options.append("-DGGML_CUDA_NO_VMM=ON")  # otherwise the driver's library is linked to
     if "CMAKE_CUDA_ARCHITECTURES" not in told and "CUDAARCHS" not in os.environ:
         options.append(f"-DCMAKE_CUDA_ARCHITECTURES={_architectures_for(nvcc)}")
     if not is_elsewhere:
@@ -202,7 +204,7 @@ def _architectures_for(nvcc: Path) -> str:
 
 
 def _check_cublas(home: Path) -> None:
-    """Raises ToolchainMissing where its header or its library is missing."""
+    """Raise ToolchainMissing if its header or its library is missing."""
     for name, places in (("cublas_v2.h", _INCLUDES), ("libcublas.so", _LIBRARIES)):
         if not _is_below(home, *(f"{place}/{name}" for place in places)):
             raise ToolchainMissing(
@@ -213,7 +215,7 @@ def _check_cublas(home: Path) -> None:
 
 
 def _is_below(home: Path, *patterns: str) -> bool:
-    """Whether a toolkit or the system has one of these files."""
+    """Return whether a toolkit or the system has one of these files."""
     return any(any(root.glob(pattern)) for root in (home, _SYSTEM) for pattern in patterns)
 
 
@@ -222,7 +224,7 @@ def _number(path: Path) -> list[int]:
 
 
 def _output(*command: str) -> str:
-    """What a program says; an empty text where it is missing or fails."""
+    """Return the output of a program; an empty text if it is missing or fails."""
     if not shutil.which(command[0]):
         return ""
     try:
@@ -238,7 +240,7 @@ def _output(*command: str) -> str:
 
 
 def vulkan_header_version(include: Path) -> tuple[int, int] | None:
-    """Minor and patch of the headers in a folder; None where there are none."""
+    """Return minor and patch of the headers in a folder; None if there are none."""
     try:
         words = (include / "vulkan" / "vulkan_core.h").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -249,7 +251,7 @@ def vulkan_header_version(include: Path) -> tuple[int, int] | None:
 
 
 def is_new_enough(version: tuple[int, int] | None) -> bool:
-    """Whether Vulkan headers have what llama.cpp uses."""
+    """Return whether Vulkan headers have what llama.cpp uses."""
     return version is not None and version >= (3, _LEAST_VULKAN)
 
 

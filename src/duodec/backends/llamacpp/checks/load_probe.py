@@ -1,4 +1,5 @@
-"""Load an unknown model in a process of its own and compute a little: if it crashes, that does."""
+"""Load an unknown model in a process of its own and compute a little; a crash ends only that
+process."""
 
 from __future__ import annotations
 
@@ -27,17 +28,17 @@ from duodec.core.protocols import Query, RowQuery
 from duodec.errors import DuodecError
 
 MODEL, VOCABULARY = "model", "vocabulary"  # what is tried of a file
-PROJECTOR = "mmproj:"  # before the path of what a model sees pictures with
-REFUSED = 3  # the exit status of a model that was refused with a word of ours
+PROJECTOR = "mmproj:"  # comes before the path of a projector for pictures
+REFUSED = 3  # exit status for a model that was refused with a message of ours
 _TEXT = "The sky is blue because air scatters\tsunlight.\n\n1 + 1 = 2, naïve <|end|>"
-_MOST_COMPUTED_BYTES = 8 << 30  # larger models are loaded and laid out, and not computed
+_MOST_COMPUTED_BYTES = 8 << 30  # larger models are loaded and laid out, but not computed
 _NUM_CONTEXT = 64
 
 
 def main(path: str, num_bytes: str, part: str) -> None:
-    """The child's whole life. ``part`` of the file is tried: MODEL, VOCABULARY, or the head in the
-    file of this name, for which the model is the target; after PROJECTOR, an mmproj file. What is
-    wrong goes to stdout as JSON: class and message."""
+    """Run in the child. ``part`` of the file is tried: MODEL, VOCABULARY, or the head in the file
+    of this name, for which the model is the target; after PROJECTOR, an mmproj file. An error goes
+    to stdout as JSON: class and message."""
     _limit(2 * int(num_bytes) + (6 << 30))
     try:
         if part in (MODEL, VOCABULARY):
@@ -62,7 +63,7 @@ def _try(path: Path, num_bytes: int, is_vocabulary_only: bool) -> None:
     if header and header.is_pooled and not is_vocabulary_only:
         _try_pooled(path, is_computed=num_bytes <= _MOST_COMPUTED_BYTES)
         return
-    # weights that are not packed stay where the file is mapped
+    # Weights that are not packed stay in the mapped file.
     model = LlamaModel(path, num_gpu_layers=0, packs=False, vocabulary_only=is_vocabulary_only)
     with closing(model):
         for token in range(model.num_vocab):
@@ -89,7 +90,7 @@ def _try(path: Path, num_bytes: int, is_vocabulary_only: bool) -> None:
 
 
 def _try_pooled(path: Path, *, is_computed: bool) -> None:
-    """A model that computes a row of each text."""
+    """Try a model that computes a row of each text."""
     model = PooledModel(path, num_gpu_layers=0, packs=False)
     for token in range(model.num_vocab):
         model.piece(token)
@@ -102,7 +103,7 @@ def _try_pooled(path: Path, *, is_computed: bool) -> None:
 
 
 def _try_projector(path: Path, own: Path, num_bytes: int) -> None:
-    """A small gray picture, encoded and read."""
+    """Try a small gray picture: encode and read it."""
     model = LlamaModel(path, num_gpu_layers=0, packs=False)
     with closing(model):
         model.sight = sight = LlamaSight(model, own, num_threads=2)

@@ -15,7 +15,7 @@ from duodec.errors import ComputeFailed
 _SEVERAL = 8  # tokens; some layers compute one token by other operations than several
 _CONTEXT = 256
 _BATCH = 2 * NUM_SNAPSHOTS  # tokens of a pass; more than the snapshots that are kept
-# Each row of their results is made of one row, or of one element each of several.
+# Each row of their results depends on one row, or on one element of several rows each.
 _BY_ROW = frozenset(
     {"ADD", "ADD_ID", "ARGSORT", "CLAMP", "CONCAT", "CONT", "CPY", "DIV", "GET_ROWS", "GLU", "MUL",
      "NORM", "REPEAT", "RMS_NORM", "ROPE", "SCALE", "SET_ROWS", "SOFT_MAX", "SQR", "SUM_ROWS",
@@ -33,15 +33,15 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of a forward pass."""
+    """Describe an operation of a forward pass."""
 
-    name: str  # as the documentation has it; ggml's own where that knows none
-    source: str  # the first tensor that it reads: of products the weights
+    name: str  # the documentation's name; ggml's own if the documentation has none
+    source: str  # the first tensor that it reads; the weights for products
 
 
 def left_to_llama_cpp(model: LlamaModel) -> frozenset[Operation]:
-    """What our kernels do not compute of forward passes of one token and of several, without
-    operations that look at one row at a time. Raises ModelUnreadable and ComputeFailed."""
+    """Return which operations of forward passes of one token and of several our kernels do not
+    compute, without operations on one row at a time. Raises ModelUnreadable and ComputeFailed."""
     describe = ggml(model.lib, "duodec_left", ctypes.c_char_p, ctypes.c_void_p)
     found: set[Operation] = set()
 
@@ -50,7 +50,7 @@ def left_to_llama_cpp(model: LlamaModel) -> frozenset[Operation]:
             kind, _, source = told.decode("utf-8", "replace").partition(" ")
             if kind not in _BY_ROW:
                 found.add(Operation(_NAMES.get(kind, kind), source))
-        return False  # nothing waits for its result
+        return False  # no caller waits for its result
 
     _compute(model, model.lib.ggml_backend_sched_eval_callback(look))
     return frozenset(found)

@@ -1,4 +1,4 @@
-"""Try on a device whether a row's bits depend on what is drafted, refused, or served beside it."""
+"""Try on a device whether a row's bits depend on drafts, rejections, or other requests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NUM_PROMPT, _NUM_TEXT = 244, 252  # llama.cpp shows a pass of 8 rows more cells
 _CONTEXT = 512
 _WIDTHS = (2, 4, 8)
 _DEPTHS = (100, 1000, 4000)  # tokens before a pass each of whose rows is tried
-_Rows = dict[int, Row]  # by the tokens before them
+_Rows = dict[int, Row]  # by the number of tokens before them
 
 
 @dataclass(frozen=True)
 class RowTrial:
-    """The greatest difference of a logit from plain decoding's, by what was done beside it."""
+    """Hold the greatest difference of a logit from plain decoding's, by what else was computed."""
 
     moved: Mapping[str, float]
 
@@ -47,10 +47,10 @@ def try_rows(
     is_width_exact: bool = True,
     num_context: int = _CONTEXT,
 ) -> RowTrial:
-    """Compare rows of several widths, of a tree, beside another request, after a refusal and at
-    each place in a forward pass with those of plain decoding. ``widths`` and ``is_width_exact``
-    are those of `LlamaTarget`; ``num_context`` is the longest text that memory is taken for. Raises
-    ModelUnreadable and ComputeFailed."""
+    """Compare rows of several widths, of a tree, together with another request, after a rejection
+    and at each place in a forward pass with those of plain decoding. ``widths`` and
+    ``is_width_exact`` are those of `LlamaTarget`; ``num_context`` is the longest text that memory
+    is allocated for. Raises ModelUnreadable and ComputeFailed."""
     dice = np.random.default_rng(0)
     text = dice.integers(0, model.num_vocab, _NUM_TEXT + 1).astype(np.int32)
     moved: dict[str, float] = {}
@@ -114,7 +114,7 @@ def _scored(
 
 
 def _chains(target: LlamaTarget, text: Tokens, width: int) -> _Rows:
-    """Rows of a text whose every draft is right, so many tokens at once."""
+    """Return the rows of a text whose every draft is right, ``width`` tokens at once."""
     found: _Rows = {}
     length = _NUM_PROMPT
     while length < _NUM_TEXT:

@@ -1,10 +1,10 @@
-"""Check once that the installed llama.cpp computes what it should on this processor.
+"""Check once that the installed llama.cpp computes correctly on this processor.
 
-A compiler can miscompile a kernel, and a wheel can come from another processor: the first
-symptom would be a dead process or wrong text. So a process of its own computes some rows of the
-draft model that we ship and compares them with those of its weights in float32; whatever it does,
-even dying, it does alone. It does so twice, with our kernels and with llama.cpp's, and the quicker
-ones are chosen. The verdict is kept for these very files of the library.
+A compiler can miscompile a kernel, and a wheel can come from another processor. The first symptom
+would be a dead process or wrong text. So a separate process computes some rows of the draft model
+that we ship and compares them with those of its weights in float32. If it dies, it dies alone. It
+does so twice, with our kernels and with llama.cpp's, and the faster ones are chosen. The verdict is
+kept for exactly these files of the library.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SWITCH, OFF = "DUODEC_KERNELS", "off"  # read when the library is loaded: whose 
 CHECKED = "DUODEC_KERNELS_CHECKED"  # in the processes we start: the build that was checked
 ANY = "any"  # in the process that checks
 REMEDY = "run `duodec setup --rebuild` to build it for this processor"
-# A row's error as a share of its spread, the median of the rows. Activations rounded to 8 bits make
-# 0.03 to 0.18 a row, by the text and the processor, and 0.04 to 0.06 of the median.
+# This is a row's error as a share of its spread, the median of the rows. Activations rounded to 8
+# bits make 0.03 to 0.18 a row, by the text and the processor, and 0.04 to 0.06 of the median.
 MOST_DEVIATION = 0.2
-# The same of single products, by format: the largest error, where 0.02 is what rounding makes.
+# This is the same for single products, by format: the largest error, where rounding makes 0.02.
 MOST_PRODUCT_DEVIATION = 0.05
-_WORTH = 1.1  # the time of llama.cpp's kernels that ours may take: with theirs bits move
+_WORTH = 1.1  # most time of our kernels relative to llama.cpp's: with theirs bits change
 _MOVING = "texts of K-quants can differ from plain decoding's in near ties"
 
-PROMPT = tuple(range(100, 48_000, 1499))  # 32 tokens; any do
-STRIDE = 3072  # of the logits that are compared, of the 49,152 of a row
+PROMPT = tuple(range(100, 48_000, 1499))  # 32 tokens; any will do
+STRIDE = 3072  # step between the logits that are compared, of the 49,152 of a row
 # fmt: off
 REFERENCE = {  # by the prompt's length; transformers computed them in float32, weights dequantised
     4: (5.22, -3.72, 2.47, -0.09, 0.65, -2.25, 1.96, 2.18,
@@ -65,17 +65,17 @@ _LONGEST_S = 120.0
 
 @dataclass(frozen=True)
 class Examined:
-    """What a process that loads the library finds."""
+    """Hold what a process that loads the library finds."""
 
     rows: list[list[float]]  # logits that are compared
-    kernels: str = ""  # the instruction set of ours; an empty text for llama.cpp's
-    product_deviation: float = 0.0  # of ours
-    seconds: float = 0.0  # of forward passes of one row and of several
+    kernels: str = ""  # instruction set of our kernels; an empty text for llama.cpp's
+    product_deviation: float = 0.0  # deviation of our kernels
+    seconds: float = 0.0  # time of forward passes of one row and of several
 
 
 def check() -> None:
-    """Choose the kernels for weights on the CPU. Raises BackendUnavailable where llama.cpp is
-    missing, of another version, or computes wrongly."""
+    """Choose the kernels for weights on the CPU. Raises BackendUnavailable if llama.cpp is missing,
+    of another version, or computes wrongly."""
     folder = _library_folder()
     key = _key(folder)
     if os.environ.get(CHECKED) in (key, ANY):
@@ -94,7 +94,8 @@ def check() -> None:
 
 
 def _choose() -> str:
-    """The instruction set of our kernels, or OFF for llama.cpp's. Raises BackendUnavailable."""
+    """Return the instruction set of our kernels, or OFF for llama.cpp's. Raises
+    BackendUnavailable."""
     fault = ""
     try:
         ours = _examine({})
@@ -120,8 +121,8 @@ def _choose() -> str:
 
 
 def deviation(rows: list[list[float]]) -> float:
-    """How far rows are from the reference's, as a share of their spread; not a number where they
-    are none."""
+    """Return the deviation of rows from the reference's, as a share of their spread; not a number
+    if they contain none."""
     import numpy as np
 
     expected = np.array(list(REFERENCE.values()))
@@ -130,7 +131,7 @@ def deviation(rows: list[list[float]]) -> float:
 
 
 def _library_folder() -> Path:
-    """Where the library's files are. Raises BackendUnavailable."""
+    """Return the folder with the library's files. Raises BackendUnavailable."""
     found, spec = installed_version(), importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         raise _not_built()
@@ -143,7 +144,7 @@ def _library_folder() -> Path:
 
 
 def installed_version() -> str:
-    """The version of the bindings. Raises BackendUnavailable where there are none."""
+    """Return the version of the bindings. Raises BackendUnavailable if there are none."""
     bundled.find()
     try:
         return version(PACKAGE)
@@ -158,7 +159,7 @@ def _not_built() -> BackendUnavailable:
 
 
 def _key(folder: Path) -> str:
-    """Names these files on this processor."""
+    """Return a key of these files on this processor."""
     files = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in folder.glob("*"))
     forced = os.environ.get(bundled.FORCED)
     parts = [cpu_key(), forced, PROMPT, STRIDE, list(REFERENCE.items()), files]
@@ -166,7 +167,7 @@ def _key(folder: Path) -> str:
 
 
 def _examine(switched: dict[str, str]) -> Examined:
-    """What a process of its own finds in this environment. Raises BackendUnavailable."""
+    """Return what a separate process finds in this environment. Raises BackendUnavailable."""
     command = [sys.executable, "-m", "duodec.backends.llamacpp.checks.self_test_child"]
     environment = {**os.environ, **NO_GPU, CHECKED: ANY, **switched}
     try:
@@ -192,7 +193,7 @@ def _is_faithful(found: Examined) -> bool:
 
 
 def _refuse(found: Examined) -> None:
-    """Raises BackendUnavailable for wrong logits."""
+    """Raise BackendUnavailable for wrong logits."""
     if not _is_faithful(found):
         raise BackendUnavailable(
             f"llama.cpp computes wrongly here: logits are off by {deviation(found.rows):.0%} of "

@@ -1,4 +1,4 @@
-"""Compute, in a process of its own, what `duodec.backends.llamacpp.checks.self_test` compares."""
+"""Compute, in a separate process, what `duodec.backends.llamacpp.checks.self_test` compares."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
 
-TIMED = (1, 8)  # rows, of each of which the least of some times counts
+TIMED = (1, 8)  # numbers of rows; the least of several times counts for each
 _REPEATS = 7
 
 
 def compute() -> Examined:
-    """Load the library, and compute the logits that are compared, of the draft model that we ship.
-    In a process of its own."""
+    """Load the library, and compute the compared logits of the draft model that we ship. It runs in
+    a separate process."""
     path = Path(__file__).parents[3] / "data" / "smollm2-135m-draft-q4_0.gguf"
     model = LlamaModel(path, num_gpu_layers=0)
     context = LlamaContext(model, num_context=64, num_sequences=1, num_threads=1, max_rows=1)

@@ -1,4 +1,4 @@
-"""Draft with llama.cpp: from the end of a long text first, and from older text as that pays."""
+"""Draft with llama.cpp: from the end of a long text first, and from older text if that pays."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import DraftTraits, Parallel
 from duodec.machine.topology import Topology
 
-NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST  # of a draft's cache, for each text beyond its window
+# Cells of a draft's cache, for each text beyond its window.
+NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST
 _DRAFT_SEQUENCES = 128  # leaves of a tree that a draft grows
-_DRAFT_CHUNK = 128  # tokens that a draft reads at once, at least a whole tree; it looks up between
+# Tokens that a draft reads at once, at least a whole tree; between chunks it looks for requests.
+_DRAFT_CHUNK = 128
 
 
 class LlamaDraftModel(DraftModel):
-    """A draft model over a `LlamaContext`; its rows hold until the next call.
+    """Draft with a model over a `LlamaContext`; its rows hold until the next call.
 
     Of a long text it reads the end first, so that it drafts at once, and then older text while that
-    pays: see `duodec.backends.drafter.window`. ``max_window`` is the number of tokens of a text
-    that it holds at most (None: `DEFAULT_WINDOW`), and no text is longer than ``num_context``. Of a
-    vocabulary larger than the target's it knows the first ``num_vocab`` tokens only. Its cache
+    pays: see `duodec.backends.drafter.window`. ``max_window`` is the largest number of tokens of a
+    text that it holds (None: `DEFAULT_WINDOW`), and no text is longer than ``num_context``. Of a
+    vocabulary larger than the target's it knows only the first ``num_vocab`` tokens. Its cache
     holds ``num_texts`` texts at once. Positions beyond those that the model was trained for are not
-    used: a longer text begins anew with its later half. llama.cpp's flash attention is slow for a
-    draft step's few rows, and is taken by default where ours computes it. ``clock`` tells the
+    used: a longer text begins again with its later half. llama.cpp's flash attention is slow for a
+    draft step's few rows, and is used by default if our kernels compute it. ``clock`` returns the
     seconds by which it measures itself. ``parallel`` says how it drafts several tokens at once.
     """
 
@@ -66,10 +68,10 @@ class LlamaDraftModel(DraftModel):
         self._num_positions = model.num_context_train - MAX_WIDTH
         most = min(max_window or DEFAULT_WINDOW, num_context, self._num_positions)
         self._num_threads, self._most_threads = num_threads, len(Topology.read().fast)
-        self._is_alone = False  # the target waits, on whose cores this computes
+        self._is_alone = False  # the target, which computes on the same cores, waits
         self.clock: Callable[[], float] = perf_counter
         self.window = Window(max(most, LEAST_WINDOW), model.num_params)
-        self._origins: dict[int, int] = {}  # by slot, tokens of its text before position 0
+        self._origins: dict[int, int] = {}  # tokens of the text before position 0, by slot
         self._tracks: dict[int, Track] = {}  # by slot
         self.context = LlamaContext(
             model,
@@ -86,7 +88,7 @@ class LlamaDraftModel(DraftModel):
             ),
         )
 
-    def anew(self) -> LlamaDraftModel:
+    def fresh(self) -> LlamaDraftModel:
         other = copy(self)
         other.window = Window(self.window.most, self.vocabulary.num_params)
         other._origins, other._tracks = {}, {}
@@ -122,8 +124,8 @@ class LlamaDraftModel(DraftModel):
         return [row[: self._num_vocab] for row in rows]
 
     def widen(self, slot: int, *, is_idle: bool) -> bool:
-        """Read the next tokens of older text, where the slot's text lacks some and reading pays, or
-        the drafter ``is_idle`` and reading helps. Whether anything was computed."""
+        """Read the next tokens of older text, if the slot's text lacks some and reading pays, or
+        the drafter ``is_idle`` and reading helps. Return whether anything was computed."""
         track = self._tracks.get(slot)
         if track is None:
             return False
@@ -153,7 +155,7 @@ class LlamaDraftModel(DraftModel):
         self.context.forget(slot)
 
     def _within_positions(self, slot: int, text: Tokens) -> Tokens:
-        """The text, or its first tokens and what can be given positions of the rest."""
+        """Return the text, or its first tokens and the part of the rest that has positions."""
         if len(text) <= self._num_positions:
             return text
         origin = self._origins.get(slot, 0)
@@ -162,8 +164,8 @@ class LlamaDraftModel(DraftModel):
         return np.concatenate([text[:NUM_FIRST], text[origin + NUM_FIRST :]])
 
     def _place(self, slot: int, text: Tokens) -> None:
-        """Begin with the end of a text that would take long to read, and drop the oldest part of
-        one that has outgrown the window."""
+        """Begin with the end of a text that would take long to read, and drop the oldest part of a
+        text that has outgrown the window."""
         part = self.context.part(slot)
         num_known = part.num_known(text)
         if self.window.is_long(len(text) - num_known, num_known, is_alone=self._is_alone):
@@ -176,18 +178,19 @@ class LlamaDraftModel(DraftModel):
                 self.context.start_at(slot, text, len(text) - self.window.start)
 
     def mask(self, grammar: Grammar) -> Mask:
-        """The grammar on this vocabulary. Raises BadOption."""
+        """Return the grammar on this vocabulary. Raises BadOption."""
         return self._masks.mask(grammar)
 
     def compute_alone(self, is_alone: bool) -> None:
-        """Compute on all fast cores and read texts whole, or on the draft model's share
-        of the cores, and long texts from their ends."""
+        """Compute on all fast cores and read texts whole, or compute on the draft model's share of
+        the cores and read long texts from their ends."""
         self._is_alone = is_alone
         self.context.num_threads = self._most_threads if is_alone else self._num_threads
 
     @property
     def on_chunk(self) -> Callable[[], None]:
-        """Called between the chunks of a long text; may raise to abandon it."""
+        """Return the function that is called between the chunks of a long text; it may raise to
+        abandon the text."""
         return self.context.on_chunk
 
     @on_chunk.setter

@@ -1,10 +1,10 @@
-"""Compute the rows of a draft's head that belong to the tokens texts are made of.
+"""Compute the rows of a draft's head that belong to the tokens that texts are made of.
 
-A large part of what a draft's step reads is its head, most of whose rows are of tokens that hardly
-ever come (FR-Spec, arXiv 2502.14856; VocabTrim, 2506.22694). Our kernels pack the rows by frequency
-and compute the first ones and those of tokens that the text has, which come again more often than
-any (MicroSpec, 2605.26444). Tokens outside are not drafted. For a text that still goes on with
-others, in another script for instance, all are computed.
+A large part of what a draft's step reads is its head, most of whose rows belong to tokens that
+hardly ever occur (FR-Spec, arXiv 2502.14856; VocabTrim, 2506.22694). Our kernels pack the rows by
+frequency. They compute the first ones and those of tokens in the text, which recur more often than
+any others (MicroSpec, 2605.26444). Other tokens are not drafted. If a text still continues with
+others, in another script for instance, all rows are computed.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ FREQUENT = "duodec.frequent_tokens"  # metadata of a draft's file: tokens, the m
 _NORMAL = 1  # llama_token_type: a token of text
 BYTE_PAIRS = "gpt2"  # tokenizer.ggml.model of tokens that are numbered by their frequency
 _NONE: Tokens = np.zeros(0, dtype=np.int32)
-_RECENT = 256  # tokens of a text that tell which it is made of
-_LEAST_SHARE = 0.8  # of them that were frequent or had come before
-_MOST_RARE = 512  # tokens that are not frequent, the latest ones, each in another tile
-MANY_TOKENS = 40_000  # in a vocabulary; of a larger one a part is computed by default
-_MOST, _PART = 32_768, 3  # so many of its rows, and of a smaller one a third
+_RECENT = 256  # tokens of a text that show which tokens it uses
+_LEAST_SHARE = 0.8  # share of them that were frequent or had occurred before
+_MOST_RARE = 512  # the latest tokens that are not frequent, each in another tile
+MANY_TOKENS = 40_000  # vocabulary size from which a part is computed by default
+_MOST, _PART = 32_768, 3  # this many rows, and a third of a smaller vocabulary's
 
 
 @dataclass(frozen=True)
 class Frequency:
-    """Which rows of a head are computed first."""
+    """Say which rows of a head are computed first."""
 
-    is_frequent: NDArray[np.bool_]  # (vocab,)
+    is_frequent: NDArray[np.bool_]  # shape (vocab,)
 
     @classmethod
     def of(
         cls, kinds: NDArray[Any], counted: Sequence[int], is_numbered: bool, most: int
     ) -> Frequency:
-        """The first ``most`` of the tokens that were ``counted``, the most frequent first, and of
-        those after them by number where numbers tell; and all that are no text, such as the ends of
-        turns. ``kinds`` are GGUF's, of each token."""
+        """Return the first ``most`` of the tokens that were ``counted``, the most frequent first.
+        If numbers tell the frequency (``is_numbered``), others follow by number. All tokens that
+        are not text, such as the ends of turns, are added. ``kinds`` are GGUF's, for each token."""
         texts = np.flatnonzero(kinds == _NORMAL).tolist() if is_numbered else []
         is_frequent = kinds != _NORMAL
         is_frequent[list(dict.fromkeys([*counted, *texts]))[:most]] = True
@@ -58,24 +58,25 @@ class Frequency:
 
     @property
     def order(self) -> NDArray[np.int32]:
-        """All tokens, those first, each part ascending."""
+        """Return all tokens: the frequent ones first, each part ascending."""
         return np.argsort(~self.is_frequent, kind="stable").astype(np.int32)
 
     def new_share(self, text: Tokens) -> float:
-        """The share of a text's last tokens that came for the first time, and are not frequent."""
+        """Return the share of a text's last tokens that occurred for the first time, and are not
+        frequent."""
         recent = text[-_RECENT:]
         return len(np.unique(self.rare(recent))) / max(1, len(recent))
 
     def rare(self, tokens: Tokens) -> Tokens:
-        """Those that are not frequent."""
+        """Return the tokens that are not frequent."""
         return tokens[~self.is_frequent[tokens]]
 
 
 def frequency(lib: Any, path: Path, most: int | None) -> Frequency | None:
-    """The ``most`` most frequent tokens of a draft's file, and all that are no text, such as the
-    ends of turns. None where these are all, or nothing says what is frequent: a file's metadata
-    does, and the numbers of byte pairs, which were merged in the order of their frequency. ``most``
-    is chosen here where it is None."""
+    """Return the ``most`` most frequent tokens of a draft's file, and all that are not text, such
+    as the ends of turns. None if these are all tokens, or if the frequency is unknown: a file's
+    metadata tells it, and so do the numbers of byte pairs, which were merged in the order of their
+    frequency. If ``most`` is None it is chosen here."""
     with GgufFile(lib, path) as file:
         if not file.handle:
             return None  # loading reports what is wrong with the file
@@ -91,15 +92,16 @@ def frequency(lib: Any, path: Path, most: int | None) -> Frequency | None:
 
 
 class Head:
-    """The head of a draft, whose rows our kernels pack by frequency as they load it. Other kernels
-    compute all rows, whatever the text."""
+    """Hold the head of a draft, whose rows our kernels pack by frequency as they load it. Other
+    kernels compute all rows, whatever the text."""
 
     def __init__(self, lib: Any, frequency: Frequency) -> None:
         self._lib, self._frequency = lib, frequency
         self._address: int | None = None
         self._text = _NONE
-        self._rare: Tokens | None = None  # whose rows are computed, the latest first; None: all
-        self._is_computed = frequency.is_frequent.copy()  # where it is not None
+        # Rare tokens whose rows are computed, the latest first; None: all.
+        self._rare: Tokens | None = None
+        self._is_computed = frequency.is_frequent.copy()  # used if _rare is not None
 
     def load(self, load: Callable[[], Any]) -> Any:
         """Load the model, in this very thread."""
@@ -115,8 +117,8 @@ class Head:
             self._address = ggml(self._lib, "duodec_ordered_head", ctypes.c_void_p)()
 
     def fit(self, text: Tokens) -> None:
-        """Compute the rows that a text needs, from the next forward pass on. One that begins
-        otherwise than the last is not given that one's tokens."""
+        """Compute the rows that a text needs, from the next forward pass on. A text with another
+        beginning does not get the last text's tokens."""
         if self._address is None:
             return
         num_known = common_prefix(self._text, text)
@@ -140,7 +142,8 @@ class Head:
         self._is_computed[self._rare] = True
 
     def _compute(self, num_first: int, others: Tokens = _NONE) -> None:
-        """So many rows in the order in which they are packed, and those of other tokens."""
+        """Compute the first ``num_first`` rows in the order in which they are packed, and those of
+        other tokens."""
         compute = ggml(
             self._lib, "duodec_compute_rows", None,
             ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64,
@@ -150,6 +153,6 @@ class Head:
 
 
 def _latest(tokens: Tokens) -> Tokens:
-    """Each once, the last one first."""
+    """Return each token once, the last one first."""
     _, first = np.unique(tokens[::-1], return_index=True)
     return tokens[::-1][np.sort(first)]

@@ -1,7 +1,7 @@
 """Recognise drafts that were trained to draft several tokens in one forward pass.
 
-Ours say it in their metadata. Of AMD's (PARD, arXiv 2504.18583) a GGUF file has kept the name
-only, and the mask token is the one that their configurations name for a vocabulary.
+Our drafts say it in their metadata. For AMD's (PARD, arXiv 2504.18583) a GGUF file has kept only
+the name, and the mask token is the one that their configurations name for a vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from duodec.core.traits import Parallel
 from duodec.errors import BadOption
 
 MASK_TOKEN = "duodec.mask_token"  # noqa: S105  metadata of a draft's file: a token that no text has,
-NUM_PARALLEL = "duodec.parallel"  # and how many tokens it was trained to draft at once
+NUM_PARALLEL = "duodec.parallel"  # with the number of tokens it was trained to draft at once
 MOST_PARALLEL = 16
 _PARD = re.compile(r"(?<![a-z])pard(?![a-z0-9])", re.IGNORECASE)  # PARD-2 reads the target's states
 _OF_PARD = {"qwen2": 151_665, "qwen3": 151_670, "llama": 128_020}  # by architecture
@@ -23,8 +23,8 @@ _NUM_OF_PARD = 8
 
 
 def parallel(lib: Any, path: Path, num_tokens: int | None) -> Parallel | None:
-    """How the draft in a file drafts ``num_tokens`` at once, or as many as it was trained for where
-    that is None; None: one. Raises BadOption where it was not trained for several."""
+    """Return how the draft in a file drafts ``num_tokens`` at once, by default as many as it was
+    trained for; None if it drafts one. Raises BadOption if it was not trained for several."""
     if num_tokens == 1:
         return None
     with GgufFile(lib, path) as file:

@@ -1,4 +1,4 @@
-"""Describe a draft model by value: the drafter's process makes it."""
+"""Describe a draft model by value; the drafter's process makes it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from duodec.backends.llamacpp.model import LlamaModel
 
 @dataclass(frozen=True)
 class LlamaRecipe:
-    """How a process of its own makes the draft model."""
+    """Describe how a separate process makes the draft model."""
 
     path: Path
     num_context: int
     num_threads: int
-    num_vocab: int | None = None  # of the target
-    num_texts: int = 1  # that it knows at once
-    max_window: int | None = None  # tokens of each that it holds; None: chosen here
-    uses_flash_attention: bool | None = None  # None: as is faster for few rows
+    num_vocab: int | None = None  # size of the target's vocabulary
+    num_texts: int = 1  # texts that it knows at once
+    max_window: int | None = None  # tokens of each text that it holds; None: chosen here
+    uses_flash_attention: bool | None = None  # None: whichever is faster for few rows
     num_head: int | None = None  # rows of its head, the most frequent; None: chosen here; 0: all
-    has_small_weights: bool = True  # of 4.5 bits, where those of the file are larger
+    has_small_weights: bool = True  # use 4.5 bits, if those of the file are larger
     num_parallel: int | None = None  # tokens that a step drafts at once; None: as it was trained
-    num_gpu_layers: int = 0  # that a device computes; -1: all
-    on: tuple[Device, ...] = ()  # such devices; all that there are by default
-    num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
+    num_gpu_layers: int = 0  # layers that a device computes; -1: all
+    on: tuple[Device, ...] = ()  # these devices; by default all
+    num_slots: int = 1  # texts that are drafted for in turn: a recurrent model has as many states
 
     def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:
         lib = library.load()
@@ -48,7 +48,7 @@ class LlamaRecipe:
         )
 
     def on_device(self, on: tuple[Device, ...]) -> LlamaRecipe:
-        """The same on a device: whole, as its file has it, and with flash attention."""
+        """Return the recipe for a device: the whole model as in its file, with flash attention."""
         return replace(
             self,
             num_gpu_layers=-1,
@@ -59,7 +59,7 @@ class LlamaRecipe:
         )
 
     def over(self, model: LlamaModel) -> LlamaDraftModel | LlamaRecurrentDraft:
-        """The draft model of a file that is loaded already."""
+        """Return the draft model of a file that is already loaded."""
         if model.is_recurrent:
             return LlamaRecurrentDraft(
                 model,

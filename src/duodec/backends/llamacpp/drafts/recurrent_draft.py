@@ -1,8 +1,9 @@
-"""Draft with a recurrent or hybrid model: one chain, whose state is put back where the text parts.
+"""Draft with a recurrent or hybrid model: one chain, whose state is restored where the text
+differs.
 
-A state has no branches, so the likeliest successors of a chain's tokens are offered, too, but not
-expanded. The state at the end of each text is kept; a text that parts from the chain goes on
-from there.
+A state has no branches, so the likeliest successors of a chain's tokens are also proposed, but not
+expanded. The state at the end of each text is kept; a text that differs from the chain goes on from
+there.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import DraftTraits
 from duodec.errors import ModelUnreadable
 
-_FIRST_PART = 512  # tokens: of a long new text only so many last ones are read
+_FIRST_PART = 512  # in tokens: of a long new text only this many last ones are read
 _MARGIN = 128  # tokens of drafts behind a text
-_CHUNK = 128  # tokens that are read at once; it looks up between
+_CHUNK = 128  # tokens that are read at once; between chunks it looks for requests
 
 
 class LlamaRecurrentDraft(DraftModel):
-    """A draft model over a `LlamaRecurrent`. A step computes one path; others are computed one
-    after the other. Parameters as of `LlamaDraftModel`. Raises ModelUnreadable for a state that
-    cannot be put back."""
+    """Draft with a model over a `LlamaRecurrent`. A step computes one path; other paths are
+    computed one after the other. The parameters are those of `LlamaDraftModel`. Raises
+    ModelUnreadable for a state that cannot be restored."""
 
     traits = DraftTraits(
         has_branches=False, reads_in_chunks=True, has_masks=True, counts_tokens=True
@@ -52,9 +53,10 @@ class LlamaRecurrentDraft(DraftModel):
         most = min(max_window or DEFAULT_WINDOW, num_context, model.num_context_train - _MARGIN)
         self._most = max(most, LEAST_WINDOW)  # tokens of a text
         self._first_part = min(_FIRST_PART, self._most // 2)
-        self._slots: dict[int, int] = {}  # of texts -> of the state; the last used one last
+        # Slots of texts -> slots of states; the last used one last.
+        self._slots: dict[int, int] = {}
         self._num_texts = num_texts
-        self._begins: dict[int, int] = {}  # by slot of the state, tokens that were left out
+        self._begins: dict[int, int] = {}  # tokens that were left out, by slot of the state
         self.target = LlamaRecurrent(
             model,
             num_slots=num_texts,
@@ -86,7 +88,7 @@ class LlamaRecurrentDraft(DraftModel):
         for row in query.rows:
             path = np.array(query.draft.path_tokens(row - 1), dtype=np.int32)
             whole = np.concatenate([text, path])
-            # its state is kept before anything is drafted that may be refused
+            # Its state is kept before anything is drafted that may be rejected.
             if not len(path) or self.target.num_known(slot, whole) < len(text):
                 own = self._row(slot, text)
                 self.target.keep(slot)
@@ -98,12 +100,13 @@ class LlamaRecurrentDraft(DraftModel):
             self._forget(self._slots[slot])
 
     def mask(self, grammar: Grammar) -> Mask:
-        """The grammar on this vocabulary. Raises BadOption."""
+        """Return the grammar on this vocabulary. Raises BadOption."""
         return self._masks.mask(grammar)
 
     @property
     def on_chunk(self) -> Callable[[], None]:
-        """Called between the chunks of a long text; may raise to abandon it."""
+        """Return the function that is called between the chunks of a long text; it may raise to
+        abandon the text."""
         return self.target.on_chunk
 
     @on_chunk.setter
@@ -116,12 +119,13 @@ class LlamaRecurrentDraft(DraftModel):
     # --- parts
 
     def _row(self, slot: int, text: Tokens) -> Row:
-        """The logits after a text."""
+        """Return the logits after a text."""
         (scores,) = self.target.score([Query(slot, text)])
         return scores.row_logits(0).copy()
 
     def _slot_of(self, slot: int) -> int:
-        """The state that holds a slot's text: its own, a free one, or the longest unused one's."""
+        """Return the state that holds a slot's text: its own, a free one, or the least recently
+        used one."""
         if slot in self._slots:
             own = self._slots.pop(slot)
         elif len(self._slots) < self._num_texts:
@@ -133,13 +137,13 @@ class LlamaRecurrentDraft(DraftModel):
         return own
 
     def _forget(self, own: int) -> None:
-        """What a state was made of; it may have been another owner's text."""
+        """Forget what a state was made of; it may have been another owner's text."""
         self._begins.pop(own, None)
         self.target.forget(own)
 
     def _within_window(self, slot: int, text: Tokens) -> Tokens:
-        """The text without its beginning, where all of it would take long to read or is too long;
-        what was left out stays so while the text goes on."""
+        """Return the text without its beginning, if all of it would take long to read or is too
+        long. What was left out stays so while the text goes on."""
         begin = min(self._begins.get(slot, 0), len(text))
         num_known = self.target.num_known(slot, text[begin:])
         if not num_known:

@@ -15,8 +15,8 @@ from duodec.backends.step_time import StepTime
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import RowQuery
 
-_STEPS = 9  # of one figure at most
-_MOST_NODES = 120  # of a draft's tree
+_STEPS = 9  # most steps for one figure
+_MOST_NODES = 120  # nodes of a draft's tree
 _CHUNK = 128
 _SLOT = 0
 
@@ -29,9 +29,9 @@ def step_times(
     texts: Sequence[int],
     leaves: Sequence[int],
 ) -> Iterator[StepTime]:
-    """The median of some steps at each length of text, ascending, and each number of leaves.
+    """Yield the median of some steps at each length of text, ascending, and each number of leaves.
 
-    Raises ModelUnreadable where there is no memory for the longest.
+    Raises ModelUnreadable if there is no memory for the longest.
     """
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.num_vocab, max(texts)).astype(np.int32)

@@ -15,17 +15,19 @@ from duodec.backends.placement import Placement
 from duodec.core.sampling.sampler import Tokens
 from duodec.errors import ComputeFailed, ModelUnreadable
 
-_MOST_TEXTS = 64  # of a forward pass
+_MOST_TEXTS = 64  # texts of a forward pass
 _PASS_CPU, _PASS_GPU = 512, 2048  # tokens of a forward pass of several texts
-_LETTERS = 64  # of a token, beyond which a text is longer than the context, however it is divided
+# Letters of a token, beyond which a text is longer than the context, however it is divided.
+_LETTERS = 64
 _MARGIN = 256  # tokens that a cut through a text may add
 
 
 class LlamaEmbedder:
-    """Computes one row of each text: see `duodec.backends.loaded.Embedder`.
+    """Compute one row of each text: see `duodec.backends.loaded.Embedder`.
 
-    A text is computed in one forward pass, but for decoders that pool its last row: those read a
-    long text in parts. ``most_threads`` tells how many may compute now, as others leave cores.
+    A text is computed in one forward pass, except by decoders that pool its last row: they read a
+    long text in parts. ``most_threads`` returns how many threads may compute now, given the cores
+    that other programs leave.
     """
 
     most_texts = _MOST_TEXTS
@@ -88,7 +90,8 @@ class LlamaEmbedder:
         return 0 if self.model.is_read or not self.shares_cores else self.model.num_bytes
 
     def tokens_of(self, text: str) -> list[int]:
-        """Of a text that is longer than the context in any case, not all of them."""
+        """Return the tokens of a text; for one that is longer than the context in any case, not all
+        of them."""
         first = text[: _LETTERS * self.num_context]
         tokens = self.model.tokenize(first, is_templated=self._parse_special)
         if len(first) == len(text) or len(tokens) > self.num_context + _MARGIN:
@@ -145,22 +148,22 @@ class LlamaEmbedder:
 
 
 def reads_in_parts(model: PooledModel) -> bool:
-    """Whether a long text may be computed in several forward passes."""
+    """Return whether a long text may be computed in several forward passes."""
     return model.is_decoder and model.is_causal and model.pooling is Pooling.LAST
 
 
 def pass_tokens(model: PooledModel) -> int:
-    """Tokens that a forward pass of several texts has at most."""
+    """Return the most tokens of a forward pass of several texts."""
     return _PASS_CPU if model.placement is Placement.CPU else _PASS_GPU
 
 
 def batch_tokens(model: PooledModel, num_context: int) -> int:
-    """Tokens that any forward pass has at most."""
+    """Return the most tokens of any forward pass."""
     return pass_tokens(model) if reads_in_parts(model) else max(num_context, pass_tokens(model))
 
 
 def _open(model: PooledModel, num_pass: int, num_cells: int, num_threads: int) -> Any:
-    """A context whose forward passes give a row a sequence. Raises ModelUnreadable."""
+    """Return a context whose forward passes give one row per sequence. Raises ModelUnreadable."""
     lib = model.lib
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = num_cells, num_pass, num_pass
@@ -175,7 +178,7 @@ def _open(model: PooledModel, num_pass: int, num_cells: int, num_threads: int) -
 
     try:
         handle = interruptible(opened, lambda handle: None)
-    except KeyboardInterrupt:  # it is still being made: what it is made of is never freed
+    except KeyboardInterrupt:  # it is still being made: its parts are never freed
         model.handle = None
         raise
     if not handle:

@@ -19,8 +19,8 @@ from duodec.machine.cores import available_cores
 from duodec.machine.memory import available_bytes
 from duodec.machine.topology import Topology
 
-_MOST_CONTEXT = 8192  # tokens of a text where nobody names a number
-_SHARE = 0.5  # of the memory that weights leave, which a forward pass may take then
+_MOST_CONTEXT = 8192  # tokens of a text by default
+_SHARE = 0.5  # share of the memory that weights leave, for a forward pass by default
 _LEAST = 64  # tokens
 
 
@@ -33,7 +33,7 @@ def load(
     taken_bytes: int = 0,
 ) -> LlamaEmbedder:
     """Load a model. ``taken_bytes`` of the memory that looks free are other models' weights. Raises
-    what is wrong with the file or with the options."""
+    an error if something is wrong with the file or with the options."""
     spare = SpareCores(len(available_cores()))
     layers = llama_layers(config)
     header = Header.read(load_llama(), path)
@@ -59,20 +59,20 @@ def load(
 
 
 def fits(path: Path, taken_bytes: int) -> bool:
-    """Whether memory holds its weights and a short text, where ``taken_bytes`` of what looks free
-    are not: an estimate."""
+    """Estimate whether memory holds its weights and a short text; ``taken_bytes`` of what looks
+    free are in use."""
     header = Header.read(load_llama(), path)  # none: loading reports what is wrong with the file
     return header is None or header.num_bytes <= available_bytes() - taken_bytes
 
 
 def work_bytes(model: PooledModel, num_context: int) -> int:
-    """What forward passes take at most, besides weights: an estimate."""
+    """Estimate the most memory that forward passes take, besides weights."""
     lib, handle = model.lib, model.handle
     num_batch = batch_tokens(model, num_context)
     inner = model.metadata(f"{model.architecture}.feed_forward_length") or "0"
     width = int(lib.llama_model_n_embd(handle))
     numbers = 3 * (int(inner) if inner.isdecimal() else 4 * width) + 12 * width
-    numbers += model.num_vocab if model.is_decoder else 0  # it computes logits that nobody reads
+    numbers += model.num_vocab if model.is_decoder else 0  # it computes logits that are not read
     num_cells = max(num_context, num_batch)
     caches = model.cache_bytes_per_token * num_cells if model.is_decoder else 0
     return int(4 * numbers * num_batch + caches + 4 * num_batch * num_cells)
@@ -81,8 +81,8 @@ def work_bytes(model: PooledModel, num_context: int) -> int:
 def _context(
     model: PooledModel, asked: int | None, free: int, on_warning: Callable[[str], None]
 ) -> int:
-    """The most tokens of a text: as configured, or as the model was trained for and memory holds.
-    Raises ContextExceeded for more than either, and BadOption."""
+    """Return the most tokens of a text: as configured, or as the model was trained for and memory
+    holds. Raises ContextExceeded for more than either, and BadOption."""
     trained = model.num_context_train
     if asked is not None:
         least = 1 + len(model.last_tokens)

@@ -1,4 +1,5 @@
-"""A GGUF model that pools a text into one row, and the tokens of texts and of pairs of texts."""
+"""Read a GGUF model that pools a text into one row, and the tokens of texts and of pairs of
+texts."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ _MATRYOSHKA = re.compile(
 
 
 class Pooling(IntEnum):
-    """How the rows of a text become one: llama_pooling_type."""
+    """Name how the rows of a text become one: llama_pooling_type."""
 
     NONE, MEAN, CLS, LAST, RANK = range(5)
 
 
 class PooledModel(LlamaModel):
-    """An encoder, or a decoder whose file names a pooling: its row of a text is an embedding, or
-    says how well a document suits a query."""
+    """Hold an encoder, or a decoder whose file names a pooling. Its row of a text is an embedding,
+    or a score of how well a document suits a query."""
 
     def _refuse_declared(self) -> None:
-        """Whatever such a file says it is, it is tried."""
+        """Accept whatever such a file says it is; it is tried."""
 
     def _refuse_other_kinds(self) -> None:
         if not self.num_vocab:
@@ -48,44 +49,44 @@ class PooledModel(LlamaModel):
 
     @cached_property
     def pooling(self) -> Pooling:
-        """As the file names it."""
+        """Return the file's pooling."""
         named = self.metadata(f"{self.architecture}.pooling_type") or "0"
         known = {str(int(kind)): kind for kind in Pooling}
         return known.get(named, Pooling.NONE)
 
     @property
     def is_matryoshka(self) -> bool:
-        """Whether shorter embeddings were trained, too. No field of a file says so: models that
-        are known for it are known by their names."""
+        """Return whether shorter embeddings were also trained. No field of a file says so; known
+        models are recognised by their names."""
         named = (self.name, self.metadata("general.basename") or "", self.path.stem)
         return any(_MATRYOSHKA.search(re.sub(r"[\s_]+", "-", name.lower())) for name in named)
 
     @property
     def is_decoder(self) -> bool:
-        """Whether it caches keys and values."""
+        """Return whether it caches keys and values."""
         return self.architecture not in ENCODERS
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees earlier ones only."""
+        """Return whether a token sees only earlier ones."""
         return self.metadata(f"{self.architecture}.attention.causal") != "false"
 
     @property
     def num_dims(self) -> int:
-        """Numbers of a row."""
+        """Return the length of a row."""
         if self.pooling is Pooling.RANK:
             return int(self.lib.llama_model_n_cls_out(self.handle))
         return int(self.lib.llama_model_n_embd_out(self.handle))
 
     @cached_property
     def last_tokens(self) -> list[int]:
-        """Those that end every text."""
+        """Return the tokens that end every text."""
         ends = self._tokens("", is_enclosed=True)
         return ends[int(self.lib.llama_vocab_get_add_bos(self.vocab)) :]
 
     def pair_tokens(self, query: str, document: str) -> list[int]:
-        """Tokens of a query and a document, as llama.cpp's server joins them: by the file's
-        template for pairs, or with the tokens that end and separate texts."""
+        """Return the tokens of a query and a document, joined as in llama.cpp's server: by the
+        file's template for pairs, or with the tokens that end and separate texts."""
         if self._pair_template is not None:
             return self._templated(self._pair_template, query, document)
         lib, vocab = self.lib, self.vocab
@@ -106,7 +107,7 @@ class PooledModel(LlamaModel):
         return text.decode("utf-8", "replace") if text else None
 
     def _templated(self, template: str, query: str, document: str) -> list[int]:
-        """The control tokens of a template are read; what users write stays text."""
+        """Tokenise a template whose control tokens are read as such; users' text stays text."""
         values = {_QUERY: query, _DOCUMENT: document}
         text, controls = "", list[Spelled]()
         for part in _PLACES.split(template):

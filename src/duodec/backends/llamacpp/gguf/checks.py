@@ -15,12 +15,12 @@ from duodec.errors import ModelUnreadable
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
-# the formats of GGUF's types of numbers, by their number
+# These are the formats of GGUF's types of numbers, by their number.
 _FORMATS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _LONGEST_KEY = 1 << 16
-_MOST_ENTRIES = 1 << 16  # of the header
+_MOST_ENTRIES = 1 << 16  # most entries of the header
 _MOST_TENSORS = 1 << 20
 _MOST_TOKENS = 1 << 23
 
@@ -30,7 +30,7 @@ class _Range(NamedTuple):
     most: float
 
 
-# what a model's own fields may say: llama.cpp's limits, or far beyond any model there is
+# These are bounds of a model's own fields: llama.cpp's limits, or far beyond any existing model.
 _RANGES = {
     "block_count": _Range(1, 512),
     "context_length": _Range(1, 1 << 27),
@@ -55,7 +55,7 @@ _SPLIT = re.compile(r".+-(\d{5})-of-\d{5}\.gguf")
 
 
 def check_header(path: Path) -> None:
-    """Raises ModelUnreadable, which names the field and its value."""
+    """Raise ModelUnreadable, which names the field and its value."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             _check(path, _Reader(path, data))
@@ -78,7 +78,7 @@ def _check(path: Path, reader: _Reader) -> None:
     entries = dict(reader.entries(num_entries))
     architecture = entries.get("general.architecture")
     if not isinstance(architecture, str):
-        if _SPLIT.fullmatch(path.name):  # only the first part tells what the model is
+        if _SPLIT.fullmatch(path.name):  # only the first part says what the model is
             return
         raise reader.wrong("general.architecture", architecture, "the name of one")
     for key, value in entries.items():
@@ -99,7 +99,7 @@ def _check(path: Path, reader: _Reader) -> None:
 
 
 def _check_entry(reader: _Reader, field: str, key: str, value: Any) -> None:
-    """One entry; ``field`` is its key without the model's architecture."""
+    """Check one entry; ``field`` is its key without the model's architecture."""
     numbers = value.numbers if isinstance(value, _Array) else (value,)
     limits = _RANGES.get(field) if field != key else None
     for number in numbers:
@@ -114,7 +114,7 @@ def _check_entry(reader: _Reader, field: str, key: str, value: Any) -> None:
 
 
 class _Array(NamedTuple):
-    """An array's format (``s``: texts) and length, and its numbers where they are few."""
+    """Hold an array's format (``s``: texts) and length, and its numbers if they are few."""
 
     format: str
     size: int
@@ -128,12 +128,12 @@ _FEW = 4096
 
 
 def _shown(words: object) -> str:
-    """What a file says, fit for a terminal."""
+    """Return a text of a file, safe for a terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(words)[:100])
 
 
 class _Reader:
-    """Reads a header from its beginning; nothing beyond the file's end. Raises ModelUnreadable."""
+    """Read a header from its beginning, never beyond the file's end. Raises ModelUnreadable."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0

@@ -1,6 +1,6 @@
-"""Read what a GGUF file says of a model, without its weights.
+"""Read a model's description from a GGUF file, without its weights.
 
-Parsed by ggml's own reader, so that whatever llama.cpp loads can be read here.
+ggml's own reader parses it, so whatever llama.cpp loads can be read here.
 """
 
 from __future__ import annotations
@@ -30,44 +30,45 @@ _NUMBERS: dict[int, tuple[str, Any]] = {
 
 
 class _Params(ctypes.Structure):
-    """gguf_init_params."""
+    """Mirror gguf_init_params."""
 
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
 @dataclass(frozen=True)
 class Header:
-    """A model's sizes, and its tensors by name with their bytes; a file in parts counts whole."""
+    """Hold a model's sizes, and its tensors by name with their bytes; a file in parts counts as
+    one."""
 
     architecture: str
     num_vocab: int
     num_context_train: int
-    head_sizes: tuple[int, int]  # of keys, of values
+    head_sizes: tuple[int, int]  # sizes of keys, of values
     kv_heads: tuple[int, ...]  # by layer; 0: a recurrent one, which keeps a state instead
     tensors: Mapping[str, int]
-    state_numbers: int = 0  # of a recurrent layer
-    types: Mapping[str, int] = field(default_factory=dict)  # of ggml, by tensor
-    num_heads: int = 0  # layers of multi-token prediction, behind the others
+    state_numbers: int = 0  # numbers in a recurrent layer's state
+    types: Mapping[str, int] = field(default_factory=dict)  # ggml's types, by tensor
+    num_heads: int = 0  # layers of multi-token prediction, after the others
     pooling: int = 0  # llama_pooling_type: how a text becomes one row; 0: it does not
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the model computes a row of each text, and does not generate."""
+        """Return whether the model computes a row of each text, and does not generate."""
         return self.pooling > 0 or self.architecture in ENCODERS
 
     @property
     def state_bytes(self) -> int:
-        """One state of a text, in all recurrent layers, in fp32."""
+        """Return the bytes of one text's state, in all recurrent layers, in fp32."""
         return 4 * self.state_numbers * sum(heads == 0 for heads in self.kv_heads)
 
     @property
     def num_bytes(self) -> int:
-        """Of all weights."""
+        """Return the bytes of all weights."""
         return sum(self.tensors.values())
 
     @classmethod
     def read(cls, lib: Any, path: Path) -> Header | None:
-        """None for a file that ggml cannot parse: loading it tells why."""
+        """Read a file; None if ggml cannot parse it: loading it reports why."""
         tensors: dict[str, int] = {}
         types: dict[str, int] = {}
         found: Header | None = None
@@ -118,7 +119,7 @@ class Header:
 
 
 def _parts(path: Path) -> list[Path]:
-    """All files of a model, the one that was named first."""
+    """Return all files of a model; the named one comes first."""
     match = _PARTS.search(path.name)
     if not match:
         return [path]
@@ -127,7 +128,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 class GgufFile:
-    """An open GGUF file; its handle is None where ggml cannot parse it."""
+    """Open a GGUF file; its handle is None if ggml cannot parse it."""
 
     def __init__(self, lib: Any, path: Path) -> None:
         self._lib = lib
@@ -154,7 +155,7 @@ class GgufFile:
         return {name(i).decode("utf-8", "replace"): type_(i) for i in range(count)}
 
     def text(self, key: str) -> str:
-        """A text of the metadata; empty where there is none."""
+        """Return a text of the metadata; empty if there is none."""
         at = self._find(key)
         if at < 0 or self._kind(at) != _TEXT:
             return ""
@@ -162,7 +163,7 @@ class GgufFile:
         return str(value.decode("utf-8", "replace"))
 
     def numbers(self, key: str) -> list[int]:
-        """Whole numbers of the metadata: one, those of an array, or none."""
+        """Return whole numbers of the metadata: one, those of an array, or none."""
         at = self._find(key)
         kind = self._kind(at) if at >= 0 else None
         if kind in _NUMBERS:
@@ -177,7 +178,7 @@ class GgufFile:
         return list((_NUMBERS[of][1] * self.length(key)).from_address(data))
 
     def length(self, key: str) -> int:
-        """How many an array of the metadata holds; 0 where there is none."""
+        """Return the length of an array of the metadata; 0 if there is none."""
         at = self._find(key)
         if at < 0 or self._kind(at) != _ARRAY:
             return 0
@@ -190,7 +191,7 @@ class GgufFile:
         return int(self._of("gguf_get_kv_type", ctypes.c_int, ctypes.c_int64)(at))
 
     def _of(self, name: str, result: Any, *arguments: Any) -> Any:
-        """A function of ggml on this file."""
+        """Call a function of ggml on this file."""
         function = self._call(name, result, ctypes.c_void_p, *arguments)
         return lambda *values: function(self.handle, *values)
 
@@ -199,7 +200,7 @@ class GgufFile:
 
 
 def ggml(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml, which the bindings of llama.cpp leave out."""
+    """Return a function of ggml that the bindings of llama.cpp leave out."""
     function = getattr(lib._lib, name)
     function.restype, function.argtypes = result, arguments
     return function

@@ -21,15 +21,15 @@ _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 @dataclass(frozen=True)
 class Override:
-    """Tensors whose names match lie on a device; of several that match, the first counts."""
+    """Place tensors whose names match on a device; the first of several that match counts."""
 
     pattern: str
     device: str
-    option: str  # that asked for it, for errors
+    option: str  # option that asked for it, for errors
 
 
 def parse(texts: str | Iterable[str]) -> list[Override]:
-    """What ``PATTERN=DEVICE``s say, several in a text by commas. Raises BadOption."""
+    """Parse ``PATTERN=DEVICE``s; a text may hold several, separated by commas. Raises BadOption."""
     found = []
     texts = [texts] if isinstance(texts, str) else texts
     for part in (part for text in texts for part in text.split(",")):
@@ -48,15 +48,16 @@ def parse(texts: str | Iterable[str]) -> list[Override]:
 
 
 def experts(num_layers: int | None) -> list[Override]:
-    """The experts of the first layers on the CPU, of all layers for None."""
+    """Return overrides that place the experts of the first layers on the CPU; None: of all
+    layers."""
     if num_layers is None:
         return [Override(_EXPERTS, CPU, "cpu_moe")]
     return [Override(rf"blk\.{i}{_EXPERTS}", CPU, "n_cpu_moe") for i in range(num_layers)]
 
 
 def check(overrides: Sequence[Override], path: Path, header: Header) -> None:
-    """Raises BadOption for a pattern that no tensor of the file has; of the first layers' experts,
-    one layer that has some is enough."""
+    """Raise BadOption for a pattern that matches no tensor of the file. For the first layers'
+    experts, one layer that has some is enough."""
     names = list(header.tensors)
     for override in overrides:
         same = [o for o in overrides if o.option == override.option]
@@ -75,19 +76,19 @@ def check(overrides: Sequence[Override], path: Path, header: Header) -> None:
 
 
 def device_of(overrides: Sequence[Override], name: str) -> str | None:
-    """The device that a tensor was placed on; None for its layer's."""
+    """Return the device that a tensor was placed on; None for its layer's."""
     return next((o.device for o in overrides if re.search(o.pattern, name)), None)
 
 
 class _Entry(ctypes.Structure):
-    """llama_model_tensor_buft_override."""
+    """Mirror llama_model_tensor_buft_override."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 def as_array(lib: Any, overrides: Sequence[Override]) -> Any:
-    """The overrides for llama_model_params, which must outlive the loading. Raises BadOption for a
-    device that is not there."""
+    """Return the overrides for llama_model_params; the array must outlive the loading. Raises
+    BadOption for a device that does not exist."""
     devices = _buffer_types(lib)
     entries = (_Entry * (len(overrides) + 1))()  # the last one stays empty: it ends the list
     for entry, override in zip(entries, overrides, strict=False):
@@ -101,7 +102,7 @@ def as_array(lib: Any, overrides: Sequence[Override]) -> Any:
 
 
 def _buffer_types(lib: Any) -> dict[str, int]:
-    """Kinds of memory by the names that llama.cpp gives them."""
+    """Return kinds of memory by llama.cpp's names."""
     count = ggml(lib, "ggml_backend_dev_count", ctypes.c_size_t)
     device = ggml(lib, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     kind = ggml(lib, "ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)

@@ -1,9 +1,9 @@
 """Draft blocks with layers that read a target's hidden states: DFlash, DFlash2 and DSpark.
 
-Such a drafter keeps keys and values of the target's states, of each token that the target has
-computed. Behind them it is given the text's last token and tokens that mask what is to come, and
-says in one pass what stands in the place of each. Its context has a cache of its own, as that of
-the layers in `duodec.backends.llamacpp.heads.layers`, which see as much of the target.
+Such a drafter keeps keys and values of the target's states, for each token that the target has
+computed. Behind them it receives the text's last token and mask tokens for what follows, and
+predicts all of their places in one pass. Its context has a cache of its own, like that of the
+layers in `duodec.backends.llamacpp.heads.layers`, which see as much of the target.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from duodec.core.protocols import Candidates, Proposed, Query
 from duodec.core.sampling.sampler import Context, Sampler, Tokens
 from duodec.errors import BadOption, ComputeFailed
 
-_SIZE = 16  # of a block, where a file says nothing, as llama.cpp has it
-_SIZES = range(2, 257)  # of blocks that are computed here
-_NUM_POSITIONS = 4  # of a token, with rotary positions for images
+_SIZE = 16  # of a block, if a file gives none; llama.cpp's default
+_SIZES = range(2, 257)  # sizes of blocks that are computed here
+_NUM_POSITIONS = 4  # positions of a token, with rotary positions for images
 
 
 def open_head(target: LlamaModel, other: object, path: Path, **sizes: int) -> LlamaHead:
-    """Open the head in a file of its own, of whichever kind; ``other`` is one of the target's
-    contexts. ``sizes`` are those of the kinds. Raises BadOption and ModelUnreadable."""
+    """Open the head in a file of its own, of any kind; ``other`` is one of the target's contexts.
+    ``sizes`` are those of the kinds. Raises BadOption and ModelUnreadable."""
     opened = BlockHead if kind_of(target.lib, path) not in ("", EAGLE3) else Eagle3Head
     return opened(target, other, path, **sizes)
 
 
 @dataclass(frozen=True)
 class Block:
-    """How a drafter's passes are laid out."""
+    """Describe the layout of a drafter's passes."""
 
     size: int  # tokens of a pass: the text's last one, and masks
-    first: int  # which of them gives the first draft token
-    mask: int  # the token that stands for one that is to come
-    top_k: int  # candidates of a place, where the drafter chooses them itself; otherwise 0
+    first: int  # place in the pass that gives the first draft token
+    mask: int  # token that stands for one that follows
+    top_k: int  # candidates of a place, if the drafter chooses them itself; otherwise 0
     is_causal: bool
 
     @classmethod
     def of(cls, model: DraftLayer) -> Block:
-        """Raises BadOption."""
+        """Read the layout of a model. Raises BadOption."""
 
         def number(key: str, default: int = 0) -> int:
             return int(model.metadata(f"{BLOCKS}.{key}") or default)
@@ -94,8 +94,8 @@ class Block:
 
 
 class BlockHead(LlamaHead):
-    """DFlash (2602.06036), DFlash2 or DSpark: layers in a file of their own, which fuse the inputs
-    of some of the target's layers."""
+    """Compute DFlash (2602.06036), DFlash2 or DSpark: layers in a file of their own, which fuse the
+    inputs of some of the target's layers."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class BlockHead(LlamaHead):
         self._model.close()
 
     def read(self, known: KnownText, sequence: int, text: Tokens) -> State:
-        """Compute what the drafter lacks of a text, and a block behind it. Returns a row for each
-        token that it drafts, which holds until the next call: logits, or where it chooses
-        candidates itself, these and their scores after each of the place before. Raises
-        ComputeFailed, as where the target's states are not known."""
+        """Compute what the drafter lacks of a text, and a block behind it. Return a row for each
+        token that it drafts, which holds until the next call. A row has logits, or if the drafter
+        chooses candidates itself, these and their scores after each candidate of the place before.
+        Raises ComputeFailed, also if the target's states are not known."""
         begin = self.take_back(known, sequence, text, known.begin)
         while begin < len(text) - 1:
             end = min(begin + NUM_BATCH, len(text) - 1)
@@ -173,15 +173,15 @@ class BlockHead(LlamaHead):
     # --- parts
 
     def _fuse(self, sequence: int, position: int, states: State) -> None:
-        """Keep keys and values of the target's states of tokens from this position on."""
+        """Keep keys and values of the target's states of tokens from ``position`` on."""
         seqs = (sequence,)
         self._features.fill([Entry(0, position + i, seqs, None) for i in range(len(states))])
         self._features.states[: len(states)] = states
         self.decode(self._features)
 
     def _compute(self, sequence: int, position: int, token: int) -> None:
-        """A block that begins with the token at this position. What it leaves in the cache is taken
-        back when the text is read on."""
+        """Compute a block that begins with ``token`` at ``position``. Its cells are removed when
+        the text is read on."""
         tokens, seqs = [token, *[self.block.mask] * (self.block.size - 1)], (sequence,)
         has_logits = not self.block.top_k
         self._masked.fill(
@@ -194,30 +194,30 @@ class BlockHead(LlamaHead):
 
 
 class BlockSuccessors:
-    """Proposes a block after one text, as a tree by place: what may stand in a place of the block
-    follows any token that may stand in the place before it. DFlash2's drafter says how likely it is
-    after each of these; the others' do not know which of them comes. Candidates are ordered with
-    the noise that the target's draws have, as a draft model's are."""
+    """Propose a block after one text, as a tree by place: any token of a place may follow any token
+    of the place before it. DFlash2's drafter says how likely it is after each of these; the others
+    do not know which of them comes. Candidates are ordered with the noise of the target's draws,
+    like a draft model's."""
 
     def __init__(
         self, head: BlockHead, known: KnownText, sequence: int, text: Tokens, sampler: Sampler
     ) -> None:
         self._head, self._known, self._sequence, self._text = head, known, sequence, text
         self._sampler, self._top_k = sampler, head.block.top_k
-        self._rows: State = np.empty((0, 0), dtype=np.float32)  # a place each
-        self._place = -1  # for which candidates were asked last
+        self._rows: State = np.empty((0, 0), dtype=np.float32)  # one row per place
+        self._place = -1  # place for which candidates were requested last
 
     def successors(
         self, tree: CandidateTree, leaves: Sequence[int], count: int
     ) -> list[Candidates]:
-        """What may follow these nodes, best first."""
+        """Return what may follow these nodes, best first."""
         try:
             if self._place < 0:
                 self._rows = self._head.read(self._known, self._sequence, self._text)
             self._place += 1
             if self._place < len(self._rows):
                 return self._candidates(tree, leaves, count)
-        except ComputeFailed:  # nobody needs a draft
+        except ComputeFailed:  # a draft is optional
             self._rows = self._rows[:0]
         return [Candidates() for _ in leaves]
 
@@ -235,19 +235,19 @@ class BlockSuccessors:
         return [found[number] for number in before]
 
     def _before(self, tree: CandidateTree, leaf: int) -> int:
-        """Which of the candidates of the place before a node is; 0 where that does not matter."""
+        """Return which candidate of the place before a node is; 0 if that does not matter."""
         if leaf == ROOT or not self._top_k:
             return 0
         found: list[int] = self._chosen(self._place - 1).tolist()
         return found.index(tree.tokens[leaf])
 
     def _chosen(self, place: int) -> NDArray[np.int64]:
-        """The drafter's own candidates for a place."""
+        """Return the drafter's own candidates for a place."""
         row: State = self._rows[place]
         return row[: self._top_k].astype(np.int64)
 
     def _logits(self, number: int) -> State:
-        """What stands in the place, after this candidate of the place before."""
+        """Return the logits of a place, after a candidate of the place before."""
         row: State = self._rows[self._place]
         if not self._top_k:
             return row

@@ -1,4 +1,4 @@
-"""Tell which files have layers that draft behind a target, and for which targets they do."""
+"""Find out which files have layers that draft for a target, and for which targets they do."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from duodec.errors import BadOption, ModelUnreadable
 
 MTP, EAGLE3 = "mtp", "eagle3"
 DFLASH, DFLASH2, DSPARK = "dflash", "dflash2", "dspark"
-BLOCKS = DFLASH  # the architecture of all three in a file
-# a tensor by which llama.cpp tells a kind of block drafter; dflash has none of them
+BLOCKS = DFLASH  # architecture of all three in a file
+# llama.cpp recognises a kind of block drafter by a tensor; dflash has none of them.
 _OF_KIND = {DSPARK: "markov_w1.weight", DFLASH2: "selector_hidden.weight"}
-# metadata of a head that we trained: its target's file
+# This is metadata of a head that we trained: its target's file.
 TARGET_NAME, TARGET_BYTES = "duodec.target.name", "duodec.target.bytes"
 TARGET_SHA256 = "duodec.target.sha256"
 _ARCHITECTURE = "general.architecture"
-# whose graphs for one layer of multi-token prediction were tried, and tensors of that layer without
-# which they end the process
+# The graphs of these architectures were tried for one layer of multi-token prediction. Without
+# these tensors of that layer they end the process.
 _PROJECTION = "nextn.eh_proj.weight"
 MTP_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "qwen35": (_PROJECTION,),
@@ -29,12 +29,12 @@ MTP_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "glm4moe": (_PROJECTION,),
     "deepseek2": (_PROJECTION, "attn_k_b.weight"),  # latent attention as it is stored today
 }
-# whose graphs name the inputs of their layers
+# The graphs of these architectures name the inputs of their layers.
 NAMING_ARCHITECTURES = frozenset(
     {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss", "lfm2",
      "nemotron_h"}
 )  # fmt: skip
-# whose graphs do not, and are watched: they end a process that asks for such an input
+# The graphs of these do not, and are watched: they end a process that asks for such an input.
 WATCHED_ARCHITECTURES = frozenset(
     {"qwen2", "gemma2", "gemma3", "phi3", "olmo2", "granite", "glm4", "smollm3", "cohere2",
      "deepseek2", "glm4moe", "mamba2", "granitehybrid", "falcon-h1"}
@@ -50,7 +50,7 @@ def show_layers(model: LlamaModel, layers: Sequence[int]) -> None:
 
 
 def read_layers(lib: Any, path: Path) -> tuple[int, ...]:
-    """Whose inputs a head in a file reads."""
+    """Return the layers whose inputs a head in a file reads."""
     with GgufFile(lib, path) as file:
         if not file.handle:
             return ()
@@ -58,8 +58,8 @@ def read_layers(lib: Any, path: Path) -> tuple[int, ...]:
 
 
 def kind_of(lib: Any, path: Path) -> str:
-    """Which kind of head a file has: eagle3, dflash, dflash2 or dspark; otherwise the architecture
-    that it names."""
+    """Return the kind of head in a file: eagle3, dflash, dflash2 or dspark; otherwise the
+    architecture that the file names."""
     with GgufFile(lib, path) as file:
         if not file.handle:
             return ""
@@ -69,17 +69,17 @@ def kind_of(lib: Any, path: Path) -> str:
 
 
 def computes_on_cpu(header: Header, *, has_moved: bool) -> bool:
-    """Whether a head of its own file may be computed on the CPU for a target on a device: what it
-    shares with that must be in main memory. The target's output is not; its embeddings are, unless
-    tensors of it were moved."""
+    """Return whether a head of its own file may be computed on the CPU for a target on a device.
+    What both share must be in main memory: the target's output is not, but its embeddings are,
+    unless its tensors were moved."""
     return "output.weight" in header.tensors and (
         not has_moved or "token_embd.weight" in header.tensors
     )
 
 
 def other_target(lib: Any, path: Path, target: Path) -> str | None:
-    """Says that a head was trained for another file than this target, as far as its size tells;
-    None where it was not, or does not say."""
+    """Return a message if a head was trained for another file than this target, as far as its size
+    shows; otherwise None."""
     with GgufFile(lib, path) as file:
         name = file.text(TARGET_NAME) if file.handle else ""
         sizes = file.numbers(TARGET_BYTES) if file.handle else []
@@ -92,7 +92,8 @@ def other_target(lib: Any, path: Path, target: Path) -> str | None:
 
 
 def has_mtp(header: Header) -> bool:
-    """Whether a file has one layer of multi-token prediction that llama.cpp computes here."""
+    """Return whether a file has one layer of multi-token prediction that llama.cpp computes
+    here."""
     needed = MTP_ARCHITECTURES.get(header.architecture, ())
     layer = f"blk.{len(header.kv_heads)}"
     is_whole = all(f"{layer}.{name}" in header.tensors for name in needed)
@@ -100,10 +101,10 @@ def has_mtp(header: Header) -> bool:
 
 
 class DraftLayer(LlamaModel):
-    """The weights of a head in a file of its own, which are no model."""
+    """Hold the weights of a head in a file of its own, which is not a whole model."""
 
     def __init__(self, path: Path, target: LlamaModel, *, num_gpu_layers: int = -1) -> None:
-        """Raises ModelUnreadable, and BadOption for a head that does not fit this target."""
+        """Raise ModelUnreadable, and BadOption for a head that does not fit this target."""
         super().__init__(path, num_gpu_layers=num_gpu_layers)
         self.kind, self.layers = kind_of(self.lib, path), read_layers(self.lib, path)
         if wrong := self._mismatch(target):
@@ -114,8 +115,9 @@ class DraftLayer(LlamaModel):
             )
 
     def _mismatch(self, target: LlamaModel) -> str | None:
-        """What a target has otherwise than this head needs it."""
-        least = 1 if target.architecture in WATCHED_ARCHITECTURES else 0  # a layer's output is seen
+        """Return how a target differs from what this head needs."""
+        # The output of a layer is seen.
+        least = 1 if target.architecture in WATCHED_ARCHITECTURES else 0
         own = int(self.lib.llama_model_n_embd(target.handle))
         if target.architecture not in SHOWN_ARCHITECTURES:
             return f"llama.cpp shows no layers of {target.architecture} to a head"
@@ -128,7 +130,7 @@ class DraftLayer(LlamaModel):
 
     @property
     def _width(self) -> int:
-        """Of the target that it was made for; a block drafter has its width."""
+        """Return the width of the target that it was made for; a block drafter has its width."""
         if self.architecture == BLOCKS:
             return int(self.lib.llama_model_n_embd(self.handle))
         return int(self.metadata(f"{EAGLE3}.target_hidden_size") or 0)

@@ -1,11 +1,11 @@
 """Draft with layers that read a target's hidden states: multi-token prediction, and EAGLE-3.
 
-Such a layer is given a token and the target's hidden state of the token before it, and says what
-follows that token; of a token that it proposes itself, it reads its own state in place of the
-target's. It has a context with a cache of its own, which is taken back to the text after each
-verdict, whatever the target's cache is. Nothing is computed while nobody asks for drafts: then the
-target's last states are kept, and read when somebody does. Block drafters, which are such heads,
-too, are in `duodec.backends.llamacpp.heads.blocks`.
+Such a layer receives a token and the target's hidden state of the token before it, and predicts
+what follows that token. For a token that it proposes itself, it reads its own state in place of the
+target's. It has a context with a cache of its own, which is rolled back to the text after each
+verdict, whatever the target's cache is. Nothing is computed while no drafts are requested: then the
+target's last states are kept, and read at the next request. Block drafters, which are also such
+heads, are in `duodec.backends.llamacpp.heads.blocks`.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ from duodec.core.protocols import Candidates, Heads, Proposed, Query
 from duodec.core.sampling.sampler import Context, Sampler, Tokens
 from duodec.errors import BadOption, ComputeFailed, DuodecError
 
-MOST_TOKENS = 8  # that a layer proposes after one verdict, one after the other
+MOST_TOKENS = 8  # tokens that a layer proposes after one verdict, one after the other
 _WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
 NUM_BATCH = 512
 _TRIED = 8  # steps, to know what one costs
-_LEVELS = 3  # of a draft, as a rule
+_LEVELS = 3  # usual levels of a draft
 _ROWS = 8  # tokens of a text that are computed at once with the logits after each
 
 
 @dataclass
 class KnownText:
-    """What is known of a text: its last states, those of the draft that was scored after it, and
-    what the layer has read."""
+    """Hold what is known of a text: its last states, those of the draft that was scored after it,
+    and what the layer has read."""
 
     begin: int = 0
     tokens: list[int] = field(default_factory=list)  # from ``begin`` on
     states: list[State] = field(default_factory=list)
-    query: Query | None = None  # of the last forward pass
-    rows: dict[int, tuple[int, State]] = field(default_factory=dict)  # of its draft, by node + 1
-    # by the layer, with the states of the tokens before
+    query: Query | None = None  # query of the last forward pass
+    # Rows of its draft, by node + 1.
+    rows: dict[int, tuple[int, State]] = field(default_factory=dict)
+    # The layer has read these tokens, with the states of the tokens before.
     read: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     def put(self, position: int, token: int, state: State) -> None:
-        """The state of a token; what was known from there on is of another text."""
+        """Store the state of a token. What was known from there on belongs to another text."""
         number = position - self.begin
         if not 0 <= number <= len(self.tokens):
             self.begin, number = position, 0
@@ -69,7 +70,8 @@ class KnownText:
             self.begin += num_old
 
     def settle(self, text: Tokens) -> None:
-        """This text was made of the last one: the states of accepted tokens are of it."""
+        """Accept that this text continues the last one: the states of accepted tokens belong to
+        it."""
         query, self.query = self.query, None
         if query is None or common_prefix(query.text, text) < len(query.text):
             return
@@ -83,19 +85,19 @@ class KnownText:
             node = child
 
     def knows(self, text: Tokens) -> bool:
-        """Whether the states up to the text's last token but one are known."""
+        """Return whether the states up to the text's last token but one are known."""
         end = len(text) - 1 - self.begin
         known = np.array(self.tokens[: max(0, end)], dtype=np.int32)
         return 0 < end <= len(self.tokens) and bool((known == text[self.begin : -1]).all())
 
 
 class LlamaHead(ABC):
-    """Layers that propose drafts after the texts of ``num_slots`` slots."""
+    """Hold layers that propose drafts after the texts of ``num_slots`` slots."""
 
     name: str
-    layers: Sequence[int]  # of the target, whose states it reads
-    share = 0.0  # of the target's weights, that are read for a draft
-    most_tokens = MOST_TOKENS  # that it looks ahead
+    layers: Sequence[int]  # layers of the target, whose states it reads
+    share = 0.0  # share of the target's weights that a draft reads
+    most_tokens = MOST_TOKENS  # tokens that it looks ahead
 
     def __init__(
         self,
@@ -106,10 +108,11 @@ class LlamaHead(ABC):
         num_slots: int,
         num_threads: int,
     ) -> None:
-        """``model`` has the layer's weights; ``handle`` is its context, which this closes."""
+        """Use a model and its context. ``model`` has the layer's weights; ``handle`` is its
+        context, which this closes."""
         self._lib, self._handle, self._num_slots = target.lib, handle, num_slots
         self._target, self._model, self.num_threads = target, model, num_threads
-        self.width = int(self._lib.llama_model_n_embd(model.handle))  # of the layer's states
+        self.width = int(self._lib.llama_model_n_embd(model.handle))  # width of the layer's states
         own = int(self._lib.llama_model_n_embd(target.handle))
         self.num_inputs = own * len(self.layers)  # numbers of the target's states that it reads
         self._staging = Staging(target.lib)
@@ -119,12 +122,12 @@ class LlamaHead(ABC):
 
     @abstractmethod
     def after(self, query: Query, tokens: Sequence[int]) -> Heads:
-        """What follows a query's text and the tokens of its verdict, as the layers say."""
+        """Return the heads at the end of a query's text and the tokens of its verdict."""
 
     @abstractmethod
     def step(self, position: int) -> None:
-        """Compute what a draft needs once a level, or once, behind a text of zeros of which slot 0
-        has so many tokens. Raises ComputeFailed."""
+        """Compute what a draft needs once per level, or once, behind a text of ``position`` zeros
+        in slot 0. Raises ComputeFailed."""
 
     def close(self) -> None:
         if self._handle:
@@ -132,7 +135,7 @@ class LlamaHead(ABC):
             self._handle = None
 
     def states(self, handle: object, slot_of: Callable[[Entry], int]) -> HiddenStates:
-        """What this head is to see of each forward pass of one of the target's contexts."""
+        """Return what this head sees of each forward pass of one of the target's contexts."""
 
         def keep(entries: Sequence[Entry], states: State) -> None:
             for entry, state in zip(entries, states, strict=True):
@@ -141,14 +144,14 @@ class LlamaHead(ABC):
         return HiddenStates(self._target, handle, self.layers, keep)
 
     def follow(self, queries: Sequence[Query]) -> None:
-        """The target is about to score these."""
+        """Prepare for queries that the target is about to score."""
         for query in queries:
             text = self._texts[self.sequence(query.slot)]
             text.settle(query.text)
             text.query, text.rows = query, {}
 
     def keep(self, slot: int, entry: Entry, state: State) -> None:
-        """The target's state of a token: of the text, or of a draft after it."""
+        """Store the target's state of a token of the text, or of a draft after it."""
         text = self._texts[self.sequence(slot)]
         if entry.row:
             text.rows[entry.row] = entry.token, state
@@ -160,11 +163,11 @@ class LlamaHead(ABC):
         self._texts.pop(self.sequence(slot), None)
 
     def accounted(self, proposed: Proposed) -> Proposed:
-        """What was proposed, with the levels that were computed for it."""
+        """Return the proposal with the number of levels that were computed for it."""
         return proposed
 
     def step_s(self) -> float:
-        """Measure the least seconds that a step takes. Texts are read anew after it."""
+        """Measure the least seconds of a step. Texts are read again after it."""
         self._lib.llama_memory_clear(self._memory, True)
         for text in self._texts.values():
             text.read = text.read[:0]
@@ -179,7 +182,7 @@ class LlamaHead(ABC):
     # --- for subclasses
 
     def known(self, query: Query, tokens: Sequence[int]) -> tuple[KnownText, Tokens]:
-        """The text that a verdict on a query leaves, and what is known of it."""
+        """Return what is known of the text that a verdict on a query leaves, and that text."""
         known = self._texts[self.sequence(query.slot)]
         text = np.concatenate([query.text, np.array(tokens, dtype=np.int32)])
         known.settle(text)
@@ -188,13 +191,13 @@ class LlamaHead(ABC):
     def take_back(
         self, known: KnownText, sequence: int, text: Tokens, first: int, lag: int = 0
     ) -> int:
-        """Take the cache back to what it shares with a text. Returns how many of its tokens, but
-        the last one, it has read. Those before ``first`` cannot be read any more. Raises
-        ComputeFailed where the target's states are not known."""
+        """Roll the cache back to what it shares with a text. Return how many of the text's tokens,
+        except the last one, it has read. Tokens before ``first`` can no longer be read. Raises
+        ComputeFailed if the target's states are not known."""
         if not known.knows(text):
             raise ComputeFailed("the target's states before this token are not known")
         begin = min(common_prefix(known.read, text), len(text) - 1)
-        if begin < first:  # states between are lost: the layer begins anew
+        if begin < first:  # states between are lost: the layer begins again
             begin = first
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self._lib.llama_memory_seq_rm(self._memory, sequence, begin + lag, -1)
@@ -212,14 +215,14 @@ class LlamaHead(ABC):
             raise ComputeFailed(f"llama.cpp could not compute a head (status {status})")
 
     def sequence(self, slot: int) -> int:
-        """The number of a slot's text in the caches."""
+        """Return the sequence of a slot's text in the caches."""
         return slot if self._num_slots > 1 else 0
 
 
 class ChainHead(LlamaHead):
-    """A layer that proposes chains, a token after the other."""
+    """Propose chains with a layer, one token after the other."""
 
-    lag: int  # the position of a token's entry, less the token's own
+    lag: int  # position of a token's entry, less the token's own
 
     def __init__(self, target: LlamaModel, model: LlamaModel, handle: object, **sizes: int) -> None:
         super().__init__(target, model, handle, **sizes)
@@ -228,7 +231,7 @@ class ChainHead(LlamaHead):
 
     @abstractmethod
     def encoded(self, states: State) -> State:
-        """The target's states as the layer reads them; a row a token."""
+        """Return the target's states as the layer reads them, one row per token."""
 
     def after(self, query: Query, tokens: Sequence[int]) -> Successors:
         known, text = self.known(query, tokens)
@@ -241,8 +244,8 @@ class ChainHead(LlamaHead):
     # --- for `Successors`
 
     def read(self, known: KnownText, sequence: int, text: Tokens) -> tuple[State, State]:
-        """Compute what the layer lacks of a text. Returns the logits and the state after it. Raises
-        ComputeFailed, as where the target's states are not known."""
+        """Compute what the layer lacks of a text. Return the logits and the state after it. Raises
+        ComputeFailed, also if the target's states are not known."""
         first = known.begin + 1 if known.begin or self.lag else 0
         begin = self.take_back(known, sequence, text, first, self.lag)
         while True:
@@ -261,7 +264,7 @@ class ChainHead(LlamaHead):
     def compute(
         self, sequence: int, position: int, token: int, state: State
     ) -> tuple[State, State]:
-        """Compute a token behind the text, with the state of the one before. Returns the logits and
+        """Compute a token behind the text, with the state of the one before. Return the logits and
         the state after it. Raises ComputeFailed."""
         self._decode(sequence, position, [token], state[np.newaxis])
         return self._last(1)
@@ -269,7 +272,7 @@ class ChainHead(LlamaHead):
     # --- parts
 
     def _decode(self, sequence: int, position: int, tokens: Sequence[int], states: State) -> None:
-        # all tokens give rows or none: graphs for some of them give the rows of others
+        # All tokens give rows or none: graphs for some of them give the rows of others.
         has_rows = len(tokens) <= _ROWS
         seqs = (sequence,)
         entries = [
@@ -281,15 +284,15 @@ class ChainHead(LlamaHead):
         self.decode(self._batch)
 
     def _last(self, num_rows: int) -> tuple[State, State]:
-        """The logits and the state of the last of so many rows."""
+        """Return the logits and the state of the last of ``num_rows`` rows."""
         row = logits(self._model, self._handle, num_rows)[-1]
         shape = num_rows, self.width
         return row, np.ctypeslib.as_array(self._staging.final(self._handle), shape)[-1].copy()
 
 
 class Successors:
-    """Proposes tokens after one text, along one path: the cache of the layer has no branches. They
-    are ordered with the noise that the target's draws have, as a draft model's are."""
+    """Propose tokens after one text, along one path: the cache of the layer has no branches. They
+    are ordered with the noise of the target's draws, like a draft model's."""
 
     def __init__(
         self, head: ChainHead, known: KnownText, sequence: int, text: Tokens, sampler: Sampler
@@ -297,17 +300,17 @@ class Successors:
         self._head, self._known, self._sequence, self._text = head, known, sequence, text
         self._sampler = sampler
         self._end, self._depth = ROOT, 0  # the node that was expanded last, and its depth
-        self._state: State | None = None  # after it
+        self._state: State | None = None  # state after it
 
     def successors(
         self, tree: CandidateTree, leaves: Sequence[int], count: int
     ) -> list[Candidates]:
-        """What may follow these nodes, best first, of the first one that continues the path;
-        nothing of the others."""
+        """Return what may follow the first of these nodes that continues the path, best first, and
+        nothing for the others."""
         found = [Candidates() for _ in leaves]
         for number, leaf in enumerate(leaves):
             if leaf == ROOT or tree.parents[leaf] == self._end:
-                with suppress(ComputeFailed):  # nobody needs a draft
+                with suppress(ComputeFailed):  # a draft is optional
                     found[number] = self._candidates(tree, leaf, count)
                 break
         return found
@@ -328,14 +331,14 @@ class Successors:
 
 
 class MtpHead(ChainHead):
-    """The layer of multi-token prediction in the target's own file (2412.19437)."""
+    """Compute the layer of multi-token prediction in the target's own file (2412.19437)."""
 
     name, layers, lag = MTP, (FINAL,), 0
 
     def __init__(
         self, target: LlamaModel, *, num_slots: int, num_context: int, num_threads: int
     ) -> None:
-        """Raises BadOption and ModelUnreadable."""
+        """Raise BadOption and ModelUnreadable."""
         handle = open_layers(
             target, None, num_slots=num_slots, num_context=num_context, num_threads=num_threads,
             kind=target.lib.LLAMA_CONTEXT_TYPE_MTP,
@@ -347,8 +350,8 @@ class MtpHead(ChainHead):
 
 
 class Eagle3Head(ChainHead):
-    """EAGLE-3 (2503.01840): a layer in a file of its own that fuses the inputs of three of the
-    target's layers."""
+    """Compute EAGLE-3 (2503.01840): a layer in a file of its own that fuses the inputs of three of
+    the target's layers."""
 
     name, lag = EAGLE3, -1
 
@@ -376,7 +379,8 @@ class Eagle3Head(ChainHead):
             raise
         super().__init__(target, model, handle, num_slots=num_slots, num_threads=num_threads)
         self._features = Batch(self._lib, NUM_BATCH, 1, num_states=self.num_inputs)
-        self._features.struct.token = self._features.struct.pos = None  # it counts on by itself
+        # Llama.cpp counts positions itself.
+        self._features.struct.token = self._features.struct.pos = None
 
     def encoded(self, states: State) -> State:
         self._features.fill([Entry(0, i, (0,), i) for i in range(len(states))])
@@ -397,8 +401,8 @@ class Eagle3Head(ChainHead):
 
 def cheapest(places: Sequence[Callable[[], LlamaHead]]) -> LlamaHead:
     """Open a head in each of several places, and keep it where a step takes the least time. A place
-    that cannot hold or compute it is left out. Raises what the last place raises where none can,
-    and BadOption."""
+    that cannot hold or compute it is left out. If none can, the last place's error is raised.
+    Raises BadOption."""
     if len(places) == 1:
         return places[0]()
     kept: LlamaHead | None = None
@@ -436,8 +440,8 @@ def open_layers(
     most_tokens: int = MOST_TOKENS,
     kind: int = 0,
 ) -> object:
-    """A context for layers that look so far ahead; ``other`` is one of the target's, if they share
-    matrices with it."""
+    """Return a context for layers that look ``most_tokens`` ahead; ``other`` is one of the
+    target's, if they share matrices with it."""
     return open_context(
         model,
         num_context=num_slots * (num_context + most_tokens),
@@ -445,7 +449,7 @@ def open_layers(
         num_threads=num_threads,
         num_batch=NUM_BATCH,
         max_rows=NUM_BATCH,
-        is_width_exact=True,  # on a CPU drafts, too, are the same in every run
+        is_width_exact=True,  # on a CPU drafts are also the same in every run
         is_unified=False,
         kind=kind,
         other=other,

@@ -1,12 +1,12 @@
-"""Many texts in one forward pass: a stream of the cache for each, and chains after them.
+"""Score many texts in one forward pass: a stream of the cache for each, and chains after them.
 
-llama.cpp's cache apart by sequence: every text attends to cells of its own, in the order of its
-tokens, whoever else is computed. A sequence has no branches there, so of a tree the first nodes
-are scored that are a chain.
+llama.cpp's cache is split by sequence: every text attends to its own cells, in the order of its
+tokens, whatever else is computed. A sequence has no branches there, so of a tree the first nodes
+that form a chain are scored.
 
-On a device the chain of each text is padded to one number of rows: llama.cpp rebuilds its graph for
-another number, and a GPU replays only what it has computed before; of chains of one length it reads
-the weights once.
+On a device the chain of each text is padded to one number of rows. llama.cpp rebuilds its graph for
+another number, and a GPU replays only what it has computed before. For chains of one length it
+reads the weights once.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from duodec.errors import BadOption, ContextExceeded
 
 NUM_BATCH = 512  # tokens of a forward pass, or as many as all slots' chains have
 MAX_ROWS = 2 * MAX_WIDTH
-_PAD = 256  # cells that llama.cpp rounds a stream up to
+_PAD = 256  # llama.cpp rounds a stream up to this many cells
 NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 
 class SeesStates(Protocol):
-    """Receives the hidden states of forward passes."""
+    """Receive the hidden states of forward passes."""
 
     def states(self, handle: object, slot_of: Callable[[Entry], int]) -> HiddenStates: ...
 
 
 @dataclass
 class Work:
-    """What a query lacks: the rest of its text, a chain, and padding behind it."""
+    """Hold what a query lacks: the rest of its text, a chain, and padding behind it."""
 
     query: Query
     chain: tuple[int, ...]
     begin: int  # tokens of the text that its cells hold
-    num_padded: int = 0  # tokens behind the chain that nobody asks for
-    layout: Layout = field(default_factory=Layout)  # of the text
+    num_padded: int = 0  # padding tokens behind the chain
+    layout: Layout = field(default_factory=Layout)  # layout of the text
 
     @property
     def num_new(self) -> int:
@@ -71,16 +71,16 @@ class Work:
 
     @property
     def after(self) -> tuple[int, ...]:
-        """The tokens behind the text."""
+        """Return the tokens behind the text."""
         return (*self.chain, *([int(self.query.text[-1])] * self.num_padded))
 
     @property
     def held(self) -> Tokens:
-        """The tokens in its cells, in the end."""
+        """Return the tokens that its cells hold in the end."""
         return np.concatenate([self.query.text, np.array(self.after, dtype=np.int32)])
 
     def part(self, num_tokens: int) -> list[Entry]:
-        """The next tokens of the text, which give no rows."""
+        """Return the next tokens of the text, which give no rows."""
         end = self.begin + num_tokens
         tokens = self.query.text[self.begin : end].tolist()
         position = self.layout.position(self.begin)
@@ -89,8 +89,8 @@ class Work:
         return entries
 
     def rest(self) -> list[Entry]:
-        """What is left: the text's last token and all behind it give rows, for a pass that left
-        some out would be another one."""
+        """Return what is left. The text's last token and all behind it give rows: a pass that left
+        some out would be a different one."""
         entries = self.part(len(self.query.text) - 1 - self.begin)
         seqs, position = (self.query.slot,), self.layout.position(self.begin)
         for i, token in enumerate((int(self.query.text[-1]), *self.after)):
@@ -99,14 +99,14 @@ class Work:
 
     @property
     def next_picture(self) -> Run | None:
-        """The first one that is to be computed."""
+        """Return the first picture that is to be computed."""
         return self.layout.next_run(self.begin)
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A forward pass that a device computes; ``read`` waits for it and gives the rows of each
-    query's slot, of whose text ``num_computed`` tokens were computed."""
+    """Stand for a forward pass that a device computes. ``read`` waits for it and returns the rows
+    of each query's slot; ``num_computed`` tokens of its text were computed."""
 
     queries: Sequence[Query]
     read: Callable[[], Mapping[int, list[Row]]]
@@ -121,10 +121,8 @@ class InFlight:
 
 
 class LlamaChains(Target):
-    """A target for the texts of ``num_slots`` slots; its scores hold until the next `launch` or
-    `score`. ``num_rows`` of each text's part of a forward pass, padding included; 0: as many as are
-    wanted.
-    """
+    """Score the texts of ``num_slots`` slots; scores hold until the next `launch` or `score`. Each
+    text's part of a forward pass has ``num_rows`` rows, padding included; 0: any number."""
 
     def __init__(
         self,
@@ -138,13 +136,13 @@ class LlamaChains(Target):
         num_snapshots: int = 0,
         uses_flash_attention: bool | None = None,
     ) -> None:
-        """Raises BadOption and ModelUnreadable."""
+        """Raise BadOption and ModelUnreadable."""
         if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
             raise BadOption(
                 f"num_slots is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
             )
         self.num_slots = num_slots
-        self.num_threads = num_threads  # of every forward pass
+        self.num_threads = num_threads  # threads of every forward pass
         self.num_rows = num_rows
         self._num_batch = max(NUM_BATCH, num_slots * (num_rows or 1))
         self._model = model
@@ -165,8 +163,8 @@ class LlamaChains(Target):
         self._memory = self._lib.llama_get_memory(self.handle)
         self._threads = Threads(self._lib, self.handle)
         self._batch = Batch(self._lib, self._num_batch, 1)
-        self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
-        self.states = NoStates()  # who looks at those of every forward pass
+        self._held: dict[int, Tokens] = {}  # tokens in a slot's cells
+        self.states = NoStates()  # receives the states of every forward pass
 
     @property
     def traits(self) -> TargetTraits:
@@ -180,15 +178,16 @@ class LlamaChains(Target):
 
     @property
     def _launches(self) -> bool:
-        """A device computes while the caller goes on; on a CPU `llama_decode` does it all."""
+        """Return whether a device computes while the caller goes on; on a CPU `llama_decode` does
+        it all."""
         return self._model.placement is not Placement.CPU
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        """Raises what `launch` raises."""
+        """Raise what `launch` raises."""
         return self.launch(queries).result() if queries else []
 
     def launch(self, queries: Sequence[Query]) -> Launched:
-        """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
+        """Raise ContextExceeded and ComputeFailed; then the content of these slots is forgotten."""
         most = (self.num_rows or MAX_ROWS // len(queries)) - 1
         works = {query.slot: self._fit(query, max(0, most)) for query in queries}
         num_computed = {slot: len(work.query.text) - work.begin for slot, work in works.items()}
@@ -198,7 +197,7 @@ class LlamaChains(Target):
             self._pad(works.values(), self.num_rows)
         try:
             self._read_long(works)
-            # neighbours in the cache share a forward pass, others take turns
+            # Neighbours in the cache share a forward pass, others take turns.
             entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
             self._decode(entries)
         except BaseException:
@@ -220,15 +219,15 @@ class LlamaChains(Target):
         return InFlight(queries, read, self._launches, num_computed)
 
     def num_held(self, slot: int, text: Tokens) -> int:
-        """Tokens of a text that a slot's cells hold."""
+        """Return how many tokens of a text a slot's cells hold."""
         return common_prefix(self._held.get(slot, NOTHING), text)
 
     def place(self, slot: int) -> Place:
-        """Where a slot's text lies."""
+        """Return where a slot's text lies."""
         return Place(self.handle, slot, slot, self.num_slots)
 
     def make_room(self, slot: int, text: Tokens) -> Place:
-        """Forget a slot's text; the caller copies ``text`` to the place that is returned."""
+        """Forget a slot's text; the caller copies ``text`` to the returned place."""
         self.forget(slot)
         self._held[slot] = text
         return self.place(slot)
@@ -238,7 +237,7 @@ class LlamaChains(Target):
         self._held.pop(slot, None)
 
     def use_threads(self, num_threads: int) -> None:
-        """Threads of every forward pass from now on."""
+        """Use this number of threads for every forward pass from now on."""
         self.num_threads = num_threads
 
     def show(self, head: SeesStates) -> None:
@@ -256,7 +255,7 @@ class LlamaChains(Target):
     # --- parts
 
     def _fit(self, query: Query, most: int) -> Work:
-        """Keep what the slot's cells have of the text, free the rest."""
+        """Keep what the slot's cells have of the text, and free the rest."""
         held, layout = self._held.get(query.slot, NOTHING), Layout.of(query.text, query.shown)
         begin = layout.cut(min(common_prefix(held, query.text), len(query.text) - 1))
         if begin < len(held):
@@ -265,14 +264,14 @@ class LlamaChains(Target):
         return Work(query, chain_of(query.draft)[:most], begin, layout=layout)
 
     def _return_to(self, slot: int, begin: int, layout: Layout) -> int:
-        """Forget what a slot holds beyond ``begin`` tokens of a text, or more of it. Returns how
+        """Forget what a slot holds beyond ``begin`` tokens of a text, or more of it. Return how
         many it still holds."""
         self._lib.llama_memory_seq_rm(self._memory, slot, layout.position(begin), -1)
         return begin
 
     def _read_pictures(self, work: Work) -> None:
         """Compute a text up to the end of its last picture. Raises ContextExceeded, ComputeFailed
-        and what ``on_chunk`` raises; after that alone, what was read is held."""
+        and what ``on_chunk`` raises; only after the latter, what was read is kept."""
         slot, text = work.query.slot, work.query.text
         while (run := work.next_picture) is not None:
             try:
@@ -295,8 +294,8 @@ class LlamaChains(Target):
         self._check(status, ())
 
     def _pad(self, works: Collection[Work], num_rows: int) -> None:
-        """Read all of the texts but their last tokens, so that the pass after it has its rows.
-        ``on_chunk`` may raise; what was read by then is held."""
+        """Read all of the texts except their last tokens, so that the pass after it has its rows.
+        ``on_chunk`` may raise; what was read by then is kept."""
         for work in works:
             slot, text = work.query.slot, work.query.text
             while (num_left := len(text) - 1 - work.begin) > 0:
@@ -311,7 +310,7 @@ class LlamaChains(Target):
             work.num_padded = num_rows - 1 - len(work.chain)
 
     def _read_long(self, works: dict[int, Work]) -> None:
-        """Parts of long texts, until the rest of all fits in a forward pass."""
+        """Read parts of long texts, until the rest of all fits in a forward pass."""
         while (excess := sum(work.num_new for work in works.values()) - self._num_batch) > 0:
             work = max(works.values(), key=lambda work: len(work.query.text) - work.begin)
             num_left = len(work.query.text) - 1 - work.begin
@@ -329,7 +328,7 @@ class LlamaChains(Target):
         self.states.computed(entries)
 
     def _check(self, status: int, entries: Sequence[Entry]) -> None:
-        """Raises what went wrong with a forward pass over these entries."""
+        """Raise the error of a forward pass over these entries."""
         if status == STOPPED:
             raise KeyboardInterrupt
         if status == NO_CELLS:
@@ -339,7 +338,7 @@ class LlamaChains(Target):
 
 
 def chain_of(draft: Draft) -> tuple[int, ...]:
-    """The tokens of the first nodes that are a chain."""
+    """Return the tokens of the first nodes, as long as they form a chain."""
     chain: list[int] = []
     for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         if parent != (i - 1 if i else ROOT):

@@ -1,4 +1,4 @@
-"""A model with a memo: rows of logits after any node of any tree, nothing computed twice."""
+"""Cache a model's texts: rows of logits after any node of any tree, with nothing computed twice."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
 
 class LlamaContext:
-    """Evaluates trees over texts in llama.cpp.
+    """Evaluate trees over texts in llama.cpp.
 
-    Rows are views into the library's own buffer: they hold until the next call. A pass takes
-    ``num_chunk`` tokens at most; a longer text is read in chunks. ``on_chunk`` is called between
-    them, and may raise to abandon the text: what was read stays known. ``num_first`` tokens of a
-    text come before a part of it: see `duodec.backends.tree_cache`.
+    Rows are views into the library's own buffer: they hold until the next call. A pass takes at
+    most ``num_chunk`` tokens; a longer text is read in chunks. ``on_chunk`` is called between them,
+    and may raise to abandon the text: what was read stays known. ``num_first`` tokens of a text
+    come before a part of it: see `duodec.backends.tree_cache`.
     """
 
     def __init__(
@@ -53,15 +53,16 @@ class LlamaContext:
         model.refuse_recurrent()
         self._max_rows = max_rows
         self._num_first = num_first
-        self.num_threads = num_threads  # of a forward pass that continues a text
-        self.num_prompt_threads = num_threads  # of one that reads a prompt
-        self.most_threads: Callable[[], int] | None = None  # now, as others leave cores; None: all
+        self.num_threads = num_threads  # threads of a forward pass that continues a text
+        self.num_prompt_threads = num_threads  # threads of one that reads a prompt
+        # Threads that may compute now; None: all.
+        self.most_threads: Callable[[], int] | None = None
         self.model = model
         self.num_context = num_context
-        self.num_computed = 0  # tokens, of all forward passes so far
-        self.num_read: list[int] = []  # tokens of the text, of each query of the last `rows`
+        self.num_computed = 0  # tokens of all forward passes so far
+        self.num_read: list[int] = []  # tokens read for each query of the last `rows`
         self.on_chunk: Callable[[], None] = lambda: None
-        self.states = NoStates()  # who looks at those of every forward pass
+        self.states = NoStates()  # receives the states of every forward pass
         self._lib = model.lib
         self._num_batch = min(num_chunk, num_context)
         self.handle = open_context(
@@ -88,10 +89,10 @@ class LlamaContext:
             self.handle = None
 
     def rows(self, queries: Sequence[RowQuery]) -> list[list[Row]]:
-        """The logits wanted by each query, all of them in one pass where they fit.
+        """Return the logits wanted by each query, all of them in one pass if they fit.
 
-        Raises ContextExceeded when texts and trees do not fit the cache together, BadOption
-        when they want more rows than one pass gives, and ComputeFailed.
+        Raises ContextExceeded if texts and trees do not fit the cache together, BadOption if they
+        want more rows than one pass gives, and ComputeFailed.
         """
         num_rows = sum(len(query.rows) for query in queries)
         if num_rows > self._max_rows:
@@ -123,22 +124,22 @@ class LlamaContext:
             ) from error
 
     def part(self, slot: int) -> SlotCache:
-        """The part of a text that a slot holds; to be looked at."""
+        """Return the part of a text that a slot holds; do not change it."""
         self._touch(slot)
         return self._slots[slot]
 
     def num_held(self, slot: int, text: Tokens) -> int:
-        """Tokens of a text that a slot's cells hold."""
+        """Return how many tokens of a text a slot's cells hold."""
         return self._slots[slot].num_known(text) if slot in self._slots else 0
 
     def place(self, slot: int) -> Place:
-        """Where a slot's text lies."""
+        """Return where a slot's text lies."""
         seq = self._slots[slot].holder
         assert seq is not None, "a slot that holds a text"
         return Place(self.handle, seq)
 
     def make_room(self, slot: int, text: Tokens) -> Place:
-        """Forget a slot's text; the caller copies ``text`` to the place that is returned."""
+        """Forget a slot's text; the caller copies ``text`` to the returned place."""
         return Place(self.handle, self.part(slot).make_room(text))
 
     def forget(self, slot: int) -> None:
@@ -147,12 +148,13 @@ class LlamaContext:
             self._slots.pop(slot).drop()
 
     def start_at(self, slot: int, text: Tokens, begin: int) -> None:
-        """Forget a slot's text; of ``text``, tokens from ``begin`` on will be read."""
+        """Forget a slot's text; tokens of ``text`` from ``begin`` on will be read."""
         self.part(slot).start_at(text, begin)
 
     def open_block(self, slot: int, begin: int) -> bool:
-        """Prepare to let the slot's part of its text begin at ``begin``, when the block is read;
-        False where too many sequences are in use, or older text would take another slot's room."""
+        """Prepare to let the slot's part of its text begin at ``begin``, when the block is read.
+        Return False if too many sequences are in use, or if older text would take another slot's
+        room."""
         part = self.part(slot)
         in_use = [p for p in self._slots.values() if p.num_ids]
         num_held = sum(len(p.trunk) - p.place + _OF_A_TREE for p in in_use)
@@ -180,7 +182,8 @@ class LlamaContext:
             raise
 
     def _set_threads(self, num_text_tokens: int) -> None:
-        """Nobody drafts after a prompt that was not read yet, so reading may use every thread."""
+        """Set the threads. Nothing drafts after a prompt that was not read yet, so reading may use
+        every thread."""
         is_prompt = num_text_tokens > _SHORT_TEXT
         wanted = self.num_prompt_threads if is_prompt else self.num_threads
         self._threads.use(min(wanted, self.most_threads()) if self.most_threads else wanted)
@@ -211,7 +214,7 @@ class LlamaContext:
         layout = Layout.of(query.text, query.shown)
         known = part.num_known(query.text) if layout.runs else 0
         if layout.cut(known) < known:
-            part.drop()  # it knows a part of a picture: another's, of a like hash
+            part.drop()  # it knows a part of a picture: another picture may have a similar hash
         cells.layout = cells.layout.until(len(part.trunk))
         while True:
             try:
@@ -248,16 +251,16 @@ class LlamaContext:
             self.on_chunk()
 
     def _show(self, run: Run, seqs: Sequence[int]) -> int:
-        for seq in seqs:  # what an attempt has left that found no cells
+        for seq in seqs:  # left by an attempt that found no cells
             self._lib.llama_memory_seq_rm(self._memory, seq, run.position, -1)
         return decode(self._lib, self.handle, run, seqs, self._num_batch)
 
     def _read(self, query: RowQuery, missing: Missing, used: set[int]) -> None:
-        """Compute a long text in chunks, all but its last part."""
+        """Compute a long text in chunks, except its last part."""
         while len(missing.text) + len(missing.nodes) > self._num_batch:
             chunk = missing.text[: self._num_batch]
             if len(chunk) == len(missing.text):
-                chunk = chunk[:-1]  # its row goes with the tree
+                chunk = chunk[:-1]  # its row comes with the tree
             if not chunk:
                 raise _NoRoom  # a tree wider than a batch
             self._decode(chunk, used)
@@ -297,7 +300,7 @@ class LlamaContext:
     def _compute(
         self, compute: Callable[[], int], entries: Sequence[Entry], used: set[int]
     ) -> None:
-        """Compute entries, by what returns the status of llama_decode."""
+        """Compute entries with a function that returns the status of llama_decode."""
         self.states.take()  # those of the last pass are lost otherwise
         while True:
             status = compute()
@@ -317,11 +320,11 @@ class LlamaContext:
 
 
 class _Cells:
-    """The cells of a slot's text: places in the text as positions, which pictures make fewer."""
+    """Map places in a slot's text to positions of cells, which pictures make fewer."""
 
     def __init__(self, lib: Any, memory: object) -> None:
         self._lib, self._memory = lib, memory
-        self.layout = Layout()  # of what the cells hold
+        self.layout = Layout()  # layout of what the cells hold
 
     def remove(self, seq: int, begin: int, end: int = -1) -> None:
         at = self.layout.position
@@ -334,7 +337,7 @@ class _Cells:
 
 
 def _placed(missing: Missing, layout: Layout) -> Missing:
-    """What is missing, at its positions."""
+    """Return what is missing, with its positions."""
 
     def at(entry: Entry) -> Entry:
         return replace(entry, position=layout.position(entry.position))
@@ -343,7 +346,7 @@ def _placed(missing: Missing, layout: Layout) -> Missing:
 
 
 def failure(model: LlamaModel, entries: Sequence[Entry], status: int, option: str) -> ComputeFailed:
-    """Why llama.cpp computed nothing; less of ``option`` takes less memory."""
+    """Return why llama.cpp computed nothing; less of ``option`` takes less memory."""
     unknown = [one.token for one in entries if not 0 <= one.token < model.num_vocab]
     if unknown:
         return ComputeFailed(
@@ -356,12 +359,12 @@ def failure(model: LlamaModel, entries: Sequence[Entry], status: int, option: st
     )
 
 
-NO_CELLS = 1  # what llama_decode returns for a full cache
-STOPPED = 2  # and when it was told to stop
+NO_CELLS = 1  # llama_decode returns it for a full cache
+STOPPED = 2  # and this if it was told to stop
 
 
 def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float32]:
-    """The rows of a context's last forward pass, in the order of its entries."""
+    """Return the rows of a context's last forward pass, in the order of its entries."""
     if not num_rows:
         return np.empty((0, model.num_vocab), dtype=np.float32)
     pointer = model.lib.llama_get_logits(handle)
@@ -377,11 +380,12 @@ def _view(address: int, num_rows: int, num_vocab: int) -> NDArray[np.float32]:
 
 
 class _NoRoom(Exception):
-    """A forward pass that the cache has no room for."""
+    """Raised for a forward pass that the cache has no room for."""
 
 
 class Threads:
-    """How many compute a context's forward passes. The library is told of changes only."""
+    """Set how many threads compute a context's forward passes. The library is told only of
+    changes."""
 
     def __init__(self, lib: object, handle: object) -> None:
         self._lib, self.handle = lib, handle
@@ -394,9 +398,9 @@ class Threads:
 
 
 class Batch:
-    """A llama_batch whose arrays are NumPy's: filled by columns, not element by element. Each token
-    comes with a row of ``states`` of ``num_states`` numbers, if that is not 0, and
-    ``num_positions`` times with its position."""
+    """Hold a llama_batch whose arrays are NumPy's: filled by columns, not element by element. Each
+    token comes with a row of ``states`` of ``num_states`` numbers, if that is not 0, and with its
+    position ``num_positions`` times."""
 
     def __init__(
         self,
@@ -432,7 +436,7 @@ class Batch:
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, fields[name]))
 
     def fill_texts(self, texts: Sequence[Tokens], begin: int = 0) -> None:
-        """A sequence a text, from position ``begin`` on."""
+        """Fill one sequence per text, from position ``begin`` on."""
         sizes = [len(text) for text in texts]
         n = sum(sizes)
         self._token[:n] = np.concatenate(texts)

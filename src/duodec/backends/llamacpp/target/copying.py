@@ -6,7 +6,7 @@ forward pass and takes a fraction of its time. llama.cpp writes a sequence as
     magic, sequence id, number of streams, then for each stream: number of cells, the cells
 
 and reads only what has as many streams as the context. All streams but one are empty for a single
-sequence, so the head is rewritten for the context that reads it, and the cells stay where they are.
+sequence, so the head is rewritten for the context that reads it, and the cells stay in place.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ import numpy as np
 from duodec.core.sampling.sampler import Tokens
 
 LEAST_COPIED = 9  # tokens that a copy has to save; fewer are a round, not a prompt
-_TOKENS_A_SAVED = 32  # to copy at most: a token is computed in the time of 30 copies, or of 150
+# Most copied tokens per saved token: a token is computed in the time of 30 copies, or of 150.
+_TOKENS_A_SAVED = 32
 _HEAD = 4  # numbers before the cells: magic, sequence, streams, cells
 _WORD = 4  # bytes of each
 
 
 @dataclass(frozen=True)
 class Place:
-    """A sequence of a context: its text lies in the ``stream``-th of ``num_streams`` parts."""
+    """Locate a sequence of a context: its text lies in the ``stream``-th of ``num_streams``
+    parts."""
 
     handle: object
     seq: int
@@ -36,13 +38,13 @@ class Place:
 
 
 class Holder(Protocol):
-    """What keeps texts in a context, by slot."""
+    """Hold texts in a context, by slot."""
 
     def num_held(self, slot: int, text: Tokens) -> int:
-        """Tokens of a text that need not be computed."""
+        """Return how many tokens of a text need not be computed."""
 
     def place(self, slot: int) -> Place:
-        """Where the slot's text lies, if it holds any."""
+        """Return where the slot's text lies, if it holds any."""
 
     def make_room(self, slot: int, text: Tokens) -> Place:
         """Forget what the slot holds; ``text`` will lie there."""
@@ -52,7 +54,7 @@ class Holder(Protocol):
 
 
 def pays(num_own: int, num_other: int) -> bool:
-    """Whether to copy ``num_other`` tokens of a text where ``num_own`` are held already."""
+    """Return whether to copy ``num_other`` tokens of a text if ``num_own`` are already held."""
     num_saved = num_other - num_own
     return num_saved >= LEAST_COPIED and num_saved * _TOKENS_A_SAVED >= num_other
 
@@ -60,8 +62,8 @@ def pays(num_own: int, num_other: int) -> bool:
 def copy_text(
     lib: Any, source: Holder, from_slot: int, target: Holder, to_slot: int, text: Tokens
 ) -> bool:
-    """Copy the cells of ``text``, which the source holds. False where the library refuses: then the
-    slot holds nothing."""
+    """Copy the cells of ``text``, which the source holds. Return False if the library refuses: then
+    the slot holds nothing."""
     origin = source.place(from_slot)
     end = len(text)
     place = target.make_room(to_slot, text)
@@ -74,7 +76,7 @@ def copy_text(
 
 def _copy(lib: Any, origin: Place, place: Place) -> bool:
     size = lib.llama_state_seq_get_size(origin.handle, origin.seq)
-    behind = _WORD * (origin.num_streams - 1 - origin.stream)  # of empty streams
+    behind = _WORD * (origin.num_streams - 1 - origin.stream)  # bytes of empty streams
     buffer = np.empty(size + _WORD * place.num_streams, dtype=np.uint8)
     bytes_at = ctypes.POINTER(ctypes.c_uint8)
     start = ctypes.cast(buffer.ctypes.data, bytes_at)

@@ -2,11 +2,11 @@
 
 A device's kernels may add in another order when they compute another number of rows, when a text
 lies in other cells of the cache, and when llama.cpp shows them more cells. So every forward pass
-that continues a text has one of the widths in which rows were found to have equal bits: what is not
-wanted of them is padding behind the draft, taken back at once. Each text has a cache of its own,
-where its token i lies in cell i. And the cells that a row's kernels see follow from its
-position: no pass crosses a position from which on llama.cpp shows more. Prompts are read in pieces
-that begin at multiples of their length. What is left for a row's bits to depend on is the text.
+that continues a text has one of the widths in which rows were found to have equal bits. Unneeded
+rows are padding behind the draft, which is removed at once. Each text has a cache of its own, where
+its token i lies in cell i. The cells that a row's kernels see follow from its position: no pass
+crosses a position from which on llama.cpp shows more. Prompts are read in pieces that begin at
+multiples of their length. So a row's bits depend only on the text.
 
 A branch of a tree would lie in other cells than the text that it becomes, so drafts are chains.
 """
@@ -37,11 +37,10 @@ _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
 
 class LlamaPadded(LlamaChains):
-    """A target on a device for the text of slot 0; its scores hold until the next `launch` or
-    `score`.
+    """Score the text of slot 0 on a device; scores hold until the next `launch` or `score`.
 
     A forward pass has one of the ``widths``; a longer chain is cut. Prompts, whose end the query's
-    sampler tells, are prefilled in pieces of ``num_piece`` tokens. ``on_chunk`` is called between
+    sampler knows, are prefilled in pieces of ``num_piece`` tokens. ``on_chunk`` is called between
     two of them, and may raise to abandon the prompt: what was prefilled stays known.
     """
 
@@ -68,12 +67,12 @@ class LlamaPadded(LlamaChains):
         self.on_chunk = on_chunk
         self.widths = widths
         self._num_piece = num_piece
-        self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
-        self._layout = Layout()  # of the text that is computed
+        self._num_read: dict[int, int] = {}  # tokens that pieces of a slot's prompt hold
+        self._layout = Layout()  # layout of the text that is computed
 
     def launch(self, queries: Sequence[Query]) -> InFlight:
         """Start the forward pass of a query, after what its text lacks. Raises ContextExceeded and
-        ComputeFailed; then what was held is forgotten."""
+        ComputeFailed; then the content is forgotten."""
         (query,) = queries
         num_computed: dict[int, int] = {}
         begun = self._begin(query, num_computed)
@@ -108,8 +107,8 @@ class LlamaPadded(LlamaChains):
     # --- prompts
 
     def _read_prompt(self, query: Query) -> tuple[int, int]:
-        """Read what is missing of the prompt, all but its last token, which is computed with the
-        draft. Returns how many tokens of the text are known then, and how many were before."""
+        """Read what is missing of the prompt except its last token, which is computed with the
+        draft. Return how many tokens of the text are known then, and how many were before."""
         slot, text, layout = query.slot, query.text, self._layout
         held, num_read = self._held.get(slot, NOTHING), self._num_read.get(slot, 0)
         known = layout.cut(min(common_prefix(held, text), len(text) - 1))
@@ -133,8 +132,8 @@ class LlamaPadded(LlamaChains):
         return begin, kept
 
     def _pieces(self, end: int) -> list[_Piece]:
-        """How a prompt of so many tokens is read: pictures whole, and what is between them in
-        pieces that end at multiples of their length."""
+        """Return how a prompt of ``end`` tokens is read: pictures whole, and what is between them
+        in pieces that end at multiples of their length."""
         found: list[_Piece] = []
         begin = 0
         while begin < end:
@@ -159,14 +158,15 @@ class LlamaPadded(LlamaChains):
         self._held[slot] = known
 
     def _end_of_prompt(self, query: Query, known: int, num_read: int) -> int:
-        """Tokens of a text that are read in pieces; what follows them continues the text."""
+        """Return how many tokens of a text are read in pieces; what follows them continues the
+        text."""
         length = len(query.text)
         if num_prompt := query.sampler.num_prompt_tokens:
             return min(num_prompt, length) - 1
         return num_read if num_read <= known and length - known <= _SHORT_TEXT else length - 1
 
     def _keep(self, slot: int, num_tokens: int) -> None:
-        """Of a slot's cells, those of the first tokens stay."""
+        """Keep the slot's cells of the first ``num_tokens`` tokens."""
         place = self._layout.position(num_tokens)
         self._lib.llama_memory_seq_rm(self._memory, slot, place, -1)
         self._held[slot] = self._held.get(slot, NOTHING)[:num_tokens]
@@ -191,19 +191,20 @@ class LlamaPadded(LlamaChains):
             self._held[query.slot] = text[:begin]
 
     def _room(self, begin: int) -> int:
-        """Rows of a pass from a position on that see as many cells as in any other pass."""
+        """Return how many rows a pass from a position on may have while it sees as many cells as
+        any other."""
         most = self.widths.most
         return min(most, _shown(begin + most) - most + 1 - begin)
 
     def _width(self, begin: int, num_tokens: int) -> int:
-        """Rows of a pass from a position on: padded to the next width, or to the widest where
-        llama.cpp would show a narrower one fewer cells."""
+        """Return the rows of a pass from a position on: padded to the next width, or to the widest
+        if llama.cpp would show a narrower one fewer cells."""
         width, most = self.widths.padded(num_tokens), self.widths.most
         return width if _shown(begin + width) == _shown(begin + most) else most
 
     def _pass(self, slot: int, begin: int, tokens: Sequence[int]) -> int:
-        """Compute a text's tokens from one on, and padding. All rows give logits: the last layer
-        computes no others. Returns how many rows that are."""
+        """Compute a text's tokens from ``begin`` on, and padding. All rows give logits: the last
+        layer computes no others. Return the number of rows."""
         num_rows = self._width(begin, len(tokens))
         padded = [*tokens, *([tokens[-1]] * (num_rows - len(tokens)))]
         seqs, position = (slot,), self._layout.position(begin)
@@ -221,24 +222,24 @@ class LlamaPadded(LlamaChains):
 
 
 def _shown(num_cells: int) -> int:
-    """Cells that llama.cpp shows a pass that needs so many."""
+    """Return how many cells llama.cpp shows a pass that needs ``num_cells``."""
     return -(-num_cells // _SHOWN_STEP) * _SHOWN_STEP
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a forward pass reads of a prompt."""
+    """Describe what a forward pass reads of a prompt."""
 
     begin: int
     end: int
-    run: Run | None = None  # the picture that it is
+    run: Run | None = None  # set if it is a picture
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """Where the rows of a query are in its forward pass."""
+    """Locate the rows of a query in its forward pass."""
 
     slot: int
-    num_rows: int  # padding included
-    first_row: int  # the one that follows the text
+    num_rows: int  # includes padding
+    first_row: int  # row that follows the text
     num_drafted: int

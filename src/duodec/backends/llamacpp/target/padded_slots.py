@@ -1,7 +1,7 @@
 """Score the texts of several slots on a device, each in a context of its own.
 
-llama.cpp builds its graph anew for a pass that continues another sequence of a context, and a GPU
-replays only what it has computed twice in a row: two requests that alternate in one context would
+llama.cpp rebuilds its graph for a pass that continues another sequence of a context, and a GPU
+replays only what it has computed twice in a row. Two requests that alternate in one context would
 never replay a graph.
 """
 
@@ -24,8 +24,8 @@ from duodec.core.traits import TargetTraits
 
 
 class LlamaPaddedSlots(Target):
-    """A target for the texts of ``num_slots`` slots, as `LlamaPadded` is for one. A query's scores
-    hold until the next forward pass of its slot."""
+    """Score the texts of ``num_slots`` slots, as `LlamaPadded` does for one. A query's scores hold
+    until the next forward pass of its slot."""
 
     def __init__(self, num_slots: int, model: LlamaModel, **options: Any) -> None:
         """``options`` are those of each `LlamaPadded`. Raises BadOption and ModelUnreadable."""
@@ -43,7 +43,7 @@ class LlamaPaddedSlots(Target):
 
     @property
     def handle(self) -> object:
-        """One of the contexts."""
+        """Return one of the contexts."""
         return self._texts[0].handle
 
     def use_threads(self, num_threads: int) -> None:
@@ -60,12 +60,12 @@ class LlamaPaddedSlots(Target):
             text.take_states()
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        """Raises what `launch` raises."""
+        """Raise what `launch` raises."""
         return self.launch(queries).result() if queries else []
 
     def launch(self, queries: Sequence[Query]) -> InFlight:
         """Start the forward passes of all queries, after what their texts lack. Raises
-        ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
+        ContextExceeded and ComputeFailed; then the content of the slot is forgotten."""
         begun = {q.slot: self._texts[q.slot].launch([replace(q, slot=0)]) for q in queries}
 
         def read() -> dict[int, list[Row]]:
@@ -76,15 +76,15 @@ class LlamaPaddedSlots(Target):
         return InFlight(queries, read, is_elsewhere, num_computed)
 
     def num_held(self, slot: int, text: Tokens) -> int:
-        """Tokens of a text that a slot's cells hold."""
+        """Return how many tokens of a text a slot's cells hold."""
         return self._texts[slot].num_held(0, text)
 
     def place(self, slot: int) -> Place:
-        """Where a slot's text lies."""
+        """Return where a slot's text lies."""
         return self._texts[slot].place(0)
 
     def make_room(self, slot: int, text: Tokens) -> Place:
-        """Forget a slot's text; the caller copies ``text`` to the place that is returned."""
+        """Forget a slot's text; the caller copies ``text`` to the returned place."""
         return self._texts[slot].make_room(0, text)
 
     def forget(self, slot: int) -> None:
@@ -96,5 +96,5 @@ class LlamaPaddedSlots(Target):
 
 
 def _of(slot: int, entry: Entry) -> int:
-    """The slot of each entry of a context."""
+    """Return the slot of each entry of a context."""
     return slot

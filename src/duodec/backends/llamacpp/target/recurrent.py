@@ -1,9 +1,9 @@
-"""Decode recurrent and hybrid models: chains only, and a state that is taken back by snapshots.
+"""Decode recurrent and hybrid models: chains only, and a state that snapshots roll back.
 
-A recurrent layer keeps one state where attention keeps a row a token, and a state cannot forget.
-llama.cpp keeps snapshots of it after each of the last tokens of a forward pass, so that refused
-ones can be taken back. Where it takes none of an architecture, the state is copied before a chain
-is scored and put back after a refusal, and the accepted tokens are computed again with the next
+A recurrent layer keeps one state where attention keeps a row per token, and a state cannot forget.
+llama.cpp keeps snapshots of it after each of the last tokens of a forward pass, so that rejected
+ones can be rolled back. If it takes none for an architecture, the state is copied before a chain is
+scored and restored after a rejection, and the accepted tokens are computed again with the next
 chain. What lies further back is read again from the last checkpoint of the prompts before it.
 """
 
@@ -37,28 +37,28 @@ from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetTraits
 
-NUM_SNAPSHOTS = 8  # of a slot's state, and so draft tokens of a forward pass
+NUM_SNAPSHOTS = 8  # snapshots of a slot's state, and so draft tokens of a forward pass
 _LONG_TEXT = 32  # tokens after which another checkpoint is worth its memory
 _MOST_AGAIN = 8  # accepted tokens that are computed again with a chain, before a new checkpoint
 _MOST_KEPT = 2  # states of a slot, besides those of its prompts
-_MOST_CHECKPOINTS = 16  # of a slot's prompts, as far as they fit in so many bytes of all slots
+_MOST_CHECKPOINTS = 16  # of a slot's prompts, as far as all slots' fit in _MOST_BYTES
 _CHECKPOINT_BYTES = 1 << 30
-# LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent state, without keys and values. ON_DEVICE (2)
-# would leave it on a device, where a copy that finds no memory ends the process.
+# This is LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent state, without keys and values.
+# ON_DEVICE (2) would leave it on a device, where a copy that finds no memory ends the process.
 _PARTIAL = 1
 
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A slot's state after the first tokens of its text."""
+    """Hold a slot's state after the first tokens of its text."""
 
     num_tokens: int
     state: ctypes.Array[ctypes.c_uint8]
 
 
 class LlamaRecurrent(LlamaChains):
-    """A target whose layers are recurrent, some or all of them; its scores hold until the next
-    `launch` or `score`."""
+    """Score with a model whose layers are recurrent, some or all of them; scores hold until the
+    next `launch` or `score`."""
 
     def __init__(
         self,
@@ -81,18 +81,18 @@ class LlamaRecurrent(LlamaChains):
             is_width_exact=is_width_exact,
             num_snapshots=num_snapshots,
         )
-        self.num_computed = 0  # tokens
+        self.num_computed = 0  # in tokens
         self._num_chunk = num_chunk
-        # none where llama.cpp takes no snapshots of this architecture
+        # There are none if llama.cpp takes no snapshots of this architecture.
         self.num_snapshots = int(self._lib.llama_n_rs_seq(self.handle))
         self.on_chunk = on_chunk
-        self._firm: dict[int, int] = {}  # by slot, tokens that no snapshot takes back
-        self._checkpoints: dict[int, list[_Checkpoint]] = {}  # of prompts, ascending
-        self._kept: dict[int, list[_Checkpoint]] = {}  # before the last chains, ascending
+        self._num_fixed: dict[int, int] = {}  # tokens that no snapshot rolls back, by slot
+        self._checkpoints: dict[int, list[_Checkpoint]] = {}  # states of prompts, ascending
+        self._kept: dict[int, list[_Checkpoint]] = {}  # states before the last chains, ascending
 
     def launch(self, queries: Sequence[Query]) -> Launched:
-        """Raises ContextExceeded and ComputeFailed; then what the slots of this forward pass held
-        is forgotten. ``on_chunk`` may raise; what was read by then is held."""
+        """Raise ContextExceeded and ComputeFailed; then the content of the slots of this forward
+        pass is forgotten. ``on_chunk`` may raise; what was read by then is kept."""
         num_texts = len(queries)
         most = max(0, min(self.max_draft, MAX_ROWS // num_texts - 1))
         most_again = min(_MOST_AGAIN, (NUM_BATCH - MAX_ROWS) // num_texts)
@@ -103,8 +103,8 @@ class LlamaRecurrent(LlamaChains):
                 self._read_text(work)
                 if work.chain and not self.num_snapshots:
                     self._keep(work.query.slot, work.begin)
-        # a forward pass of chains of one length is computed at once, and its snapshots hold every
-        # token of it; with other lengths in it they would begin later
+        # A forward pass of chains of one length is computed at once, and its snapshots hold every
+        # token of it; with other lengths in it they would begin later.
         works.sort(key=lambda work: (len(work.chain), work.query.slot))
         *others, last = [list(group) for _, group in groupby(works, key=lambda w: len(w.chain))]
         known: dict[int, list[Row]] = {}
@@ -122,27 +122,27 @@ class LlamaRecurrent(LlamaChains):
 
     @cached_property
     def max_draft(self) -> int:
-        """Draft tokens of a query that can be scored, since they can be taken back."""
+        """Return how many draft tokens of a query can be scored, since they can be rolled back."""
         return self.num_snapshots or (NUM_SNAPSHOTS if self._can_put_back() else 0)
 
     def keep(self, slot: int) -> None:
-        """Keep the state at the end of what a slot holds: a text that parts from what follows goes
-        on from there."""
+        """Keep the state at the end of what a slot holds: a text that differs from what follows
+        goes on from there."""
         self._keep(slot, len(self._held[slot]))
 
     def num_known(self, slot: int, text: Tokens) -> int:
-        """Tokens of a text that need not be computed again: that are held, or that a state which is
-        kept goes back to."""
+        """Return how many tokens of a text need not be computed again, because they are held, or
+        because a kept state can be restored."""
         held = self._held.get(slot, NOTHING)
         begin = common_prefix(held, text)
-        if begin == len(held) or begin >= self._firm.get(slot, 0):
+        if begin == len(held) or begin >= self._num_fixed.get(slot, 0):
             return begin
         return max((one.num_tokens for one in self._states(slot) if one.num_tokens <= begin),
                    default=0)  # fmt: skip
 
     def forget(self, slot: int) -> None:
         super().forget(slot)
-        for known in (self._firm, self._checkpoints, self._kept):
+        for known in (self._num_fixed, self._checkpoints, self._kept):
             known.pop(slot, None)
 
     # --- parts
@@ -165,14 +165,14 @@ class LlamaRecurrent(LlamaChains):
         self.num_computed += run.end - run.begin
 
     def _return_to(self, slot: int, begin: int, layout: Layout) -> int:
-        """Go back to a state that was kept, where the slot's own has gone past ``begin``."""
+        """Restore a kept state, if the slot's own state has gone past ``begin``."""
         self._drop_beyond(slot, begin)
-        if begin < self._firm.get(slot, 0):
+        if begin < self._num_fixed.get(slot, 0):
             found = max(self._states(slot), key=lambda one: one.num_tokens, default=None)
             if found is None or not self._put_back(slot, found):
                 self.forget(slot)
                 return 0
-            self._firm[slot] = begin = found.num_tokens
+            self._num_fixed[slot] = begin = found.num_tokens
         place = layout.position(begin)
         if not self._lib.llama_memory_seq_rm(self._memory, slot, place, -1):
             self.forget(slot)
@@ -180,24 +180,24 @@ class LlamaRecurrent(LlamaChains):
         return begin
 
     def _states(self, slot: int) -> list[_Checkpoint]:
-        """The states that a slot can go back to."""
+        """Return the states that a slot can go back to."""
         return [*self._checkpoints.get(slot, ()), *self._kept.get(slot, ())]
 
     def _drop_beyond(self, slot: int, begin: int) -> None:
-        """Drop the states of a text that is given up from here on."""
+        """Drop the states of a text from ``begin`` on."""
         for states in (self._checkpoints.get(slot, []), self._kept.get(slot, [])):
             states[:] = [one for one in states if one.num_tokens <= begin]
 
     def _goes_on_from_kept(self, work: Work, most_again: int) -> bool:
-        """Whether accepted tokens are computed again with the next chain, in one forward pass: a
-        state has just been put back before them, and it serves once more."""
+        """Return whether accepted tokens are computed again with the next chain, in one forward
+        pass. A state before them has just been restored, and it serves once more."""
         kept = self._kept.get(work.query.slot)
         num_again = len(work.query.text) - 1 - work.begin
         is_there = bool(kept) and kept is not None and kept[-1].num_tokens == work.begin
         return is_there and 0 < num_again <= most_again and work.next_picture is None
 
     def _keep(self, slot: int, num_tokens: int) -> None:
-        """Keep a slot's state, which is that after so many tokens."""
+        """Keep a slot's state, which is that after ``num_tokens`` tokens."""
         kept = self._kept.setdefault(slot, [])
         if kept and kept[-1].num_tokens == num_tokens:
             return
@@ -205,7 +205,7 @@ class LlamaRecurrent(LlamaChains):
         kept.append(self._checkpoint(slot, num_tokens, old))
 
     def _put_back(self, slot: int, checkpoint: _Checkpoint) -> bool:
-        """Whether a slot has this state again."""
+        """Restore a slot's state; return whether it succeeded."""
         state = checkpoint.state
         size = self._lib.llama_state_seq_set_data_ext(
             self.handle, state, len(state), slot, _PARTIAL
@@ -213,7 +213,8 @@ class LlamaRecurrent(LlamaChains):
         return int(size) == len(state)
 
     def _can_put_back(self) -> bool:
-        """Whether this architecture's state can be saved and put back: tried with two tokens."""
+        """Return whether this architecture's state can be saved and restored, as tried with two
+        tokens."""
         slot, text = 0, np.zeros(2, dtype=np.int32)
         work = Work(Query(slot, text, Draft()), (), 0)
         try:
@@ -226,7 +227,7 @@ class LlamaRecurrent(LlamaChains):
             self.forget(slot)
 
     def _read_text(self, work: Work) -> None:
-        """Compute what is missing of a text, all but its last token."""
+        """Compute what is missing of a text, except its last token."""
         slot, text = work.query.slot, work.query.text
         while (num_left := len(text) - 1 - work.begin) > 0:
             run = work.next_picture
@@ -238,15 +239,15 @@ class LlamaRecurrent(LlamaChains):
                 num_words = run.begin - work.begin if run else num_left
                 self._decode(work.part(min(num_words, self._num_chunk)))
             self._held[slot] = text[: work.begin]
-            self._firm[slot] = work.begin
+            self._num_fixed[slot] = work.begin
             self._mark(slot, work.begin)
             if num_left > self._num_chunk:
                 self.on_chunk()
 
     def _mark(self, slot: int, num_tokens: int) -> None:
-        """Keep a checkpoint after so many tokens, if the last one is far behind. Where there is no
-        room, one before the last gives way whose neighbours are the closest: wherever a text
-        changes, about as much is read again."""
+        """Keep a checkpoint after ``num_tokens`` tokens, if the last one is far behind. If there is
+        no room, drop the checkpoint before the last whose neighbours are the closest: wherever a
+        text changes, about as much is read again."""
         marks, old = self._checkpoints.setdefault(slot, []), None
         if num_tokens - (marks[-1].num_tokens if marks else 0) < _LONG_TEXT:
             return
@@ -257,14 +258,14 @@ class LlamaRecurrent(LlamaChains):
         marks.append(self._checkpoint(slot, num_tokens, old))
 
     def _most_checkpoints(self, num_bytes: int) -> int:
-        """Of a slot, for states of so many bytes."""
+        """Return how many checkpoints a slot may have, for states of ``num_bytes``."""
         fitting = _CHECKPOINT_BYTES // (self.num_slots * max(1, num_bytes))
         return max(1, min(_MOST_CHECKPOINTS, fitting))
 
     def _checkpoint(
         self, slot: int, num_tokens: int, old: _Checkpoint | None = None
     ) -> _Checkpoint:
-        """A slot's state now, in the memory of an older one."""
+        """Save a slot's state now, in the memory of an older one."""
         size = self._lib.llama_state_seq_get_size_ext(self.handle, slot, _PARTIAL)
         fits = old is not None and len(old.state) == size
         state = old.state if old and fits else (ctypes.c_uint8 * size)()
@@ -277,10 +278,10 @@ class LlamaRecurrent(LlamaChains):
         for work in works:
             slot = work.query.slot
             self._held[slot] = work.held
-            self._firm[slot] = len(work.query.text if self.num_snapshots else work.held)
+            self._num_fixed[slot] = len(work.query.text if self.num_snapshots else work.held)
 
     def _rows(self, works: Sequence[Work]) -> dict[int, list[Row]]:
-        """The rows of each slot, whose chains were computed last."""
+        """Return the rows of each slot, whose chains were computed last."""
         num_rows = 1 + len(works[0].chain)
         found = logits(self._model, self.handle, num_rows * len(works))
         return {

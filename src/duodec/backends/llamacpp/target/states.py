@@ -1,7 +1,7 @@
 """Read the hidden states of a target's layers, through llama.cpp's staging interface.
 
-That is an interface of C++ functions, which are found by the names that its compiler gave them.
-Where an architecture's graph tells it nothing of its layers, they are watched.
+That interface consists of C++ functions, which are found by the names that the compiler gave them.
+If an architecture's graph does not tell the interface about its layers, they are watched.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FINAL = -1  # the last layer's output, after its norm; other numbers stand for a
 
 
 class Staging:
-    """llama.cpp's staging functions, by the names that its compiler gave them."""
+    """Call llama.cpp's staging functions, by the names that the compiler gave them."""
 
     def __init__(self, lib: Any) -> None:
-        """Raises BadOption where the library does not export them."""
+        """Raise BadOption if the library does not export them."""
         pointer, of_handle = ctypes.POINTER(ctypes.c_float), ctypes.c_void_p
 
         def of(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ class Staging:
 
 
 class NoStates:
-    """Nobody looks at a context's states."""
+    """Ignore a context's states."""
 
     def computed(self, entries: Sequence[Entry]) -> None: ...
 
@@ -58,7 +58,7 @@ class NoStates:
 
 
 class HiddenStates(NoStates):
-    """Copies what some layers of a target gave in each forward pass of one of its contexts.
+    """Copy what some layers of a target gave in each forward pass of one of its contexts.
 
     `take` waits for the pass; it must be called before the next one begins.
     """
@@ -70,7 +70,7 @@ class HiddenStates(NoStates):
         layers: Sequence[int],
         keep: Callable[[Sequence[Entry], State], None],
     ) -> None:
-        """``keep`` is given the tokens of a pass, and a row of states for each."""
+        """``keep`` receives the tokens of a pass, and a row of states for each."""
         self._staging, self._handle = Staging(model.lib), handle
         self._layers, self._keep = layers, keep
         self._width = int(model.lib.llama_model_n_embd(model.handle))
@@ -83,11 +83,11 @@ class HiddenStates(NoStates):
                 self._staging.set_input(handle, layer, True)
 
     def computed(self, entries: Sequence[Entry]) -> None:
-        """A forward pass over these tokens has begun."""
+        """Record that a forward pass over these tokens has begun."""
         self._entries = entries
 
     def take(self) -> None:
-        """Keep the states of the last pass, if that is not done yet."""
+        """Keep the states of the last pass, unless that is already done."""
         entries, self._entries = self._entries, ()
         watched = self._watch.taken() if self._watch else {}
         if not entries:

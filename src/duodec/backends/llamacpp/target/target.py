@@ -18,23 +18,25 @@ from duodec.core.protocols import Heads, InThisThread, Launched, Query, Scores, 
 from duodec.core.traits import TargetCache, TargetTraits, Widths
 from duodec.core.verify import Verdict, propose
 
-_CHAINS = 1  # the number of the cache for several slots
+_CHAINS = 1  # number of the cache for several slots
 
 
 class LlamaTarget(Target):
-    """A llama.cpp model as a target, for the texts of ``num_slots`` slots; its scores hold until
+    """Use a llama.cpp model as a target, for the texts of ``num_slots`` slots; scores hold until
     the next `launch` or `score`.
 
     A recurrent model scores chains, and so does one on a device, where the passes of each text have
-    one of the ``widths``, in a context of its own; on a CPU a pass has as many rows as are wanted.
-    Any other model scores trees, and where there are several slots, chains of all of them in one
-    forward pass: in one cache, the branches of several texts fill each other's holes, and attention
-    then sums in another order, so that bits would depend on the other requests. So a request that
-    is alone is scored as trees, and so is one whose method needs branches, in a context of its
-    slot's own, which is opened when it is first needed. ``is_width_exact``: no bit depends on what
-    is drafted; on a device each text has passes of its own for that. ``most_threads`` tells how
-    many threads may compute now, if that changes. ``open_head`` makes a head that proposes drafts,
-    given one of the target's contexts; it sees the states of all of them.
+    one of the ``widths``, in a context of its own. On a CPU a pass has any number of rows. Any
+    other model scores trees, and with several slots, chains of all of them in one forward pass. In
+    one cache, the branches of several texts would fill each other's holes, and attention would sum
+    in another order, so that bits would depend on the other requests. So a single request is scored
+    as trees, and so is one whose method needs branches, in a context of its slot, which is opened
+    when it is first needed.
+
+    ``is_width_exact``: no bit depends on drafts; on a device each text has separate passes for
+    that. ``most_threads`` returns how many threads may compute now, if that changes. ``open_head``
+    makes a head that proposes drafts from one of the target's contexts; the head sees the states of
+    all of them.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class LlamaTarget(Target):
         most_threads: Callable[[], int] | None = None,
         open_head: Callable[[object], LlamaHead] | None = None,
     ) -> None:
-        """Raises BadOption and ModelUnreadable."""
+        """Raise BadOption and ModelUnreadable."""
         self.on_chunk = lambda: None
         self._model, self._num_context, self._num_slots = model, num_context, num_slots
         self._num_threads, self._is_width_exact = num_threads, is_width_exact
@@ -84,12 +86,12 @@ class LlamaTarget(Target):
                     self._show(trees, slot)
                 if self._chains:
                     self._chains.show(self._head)
-            # what lies behind a window is not written with a text, which may go back to it; and
-            # what is copied ends at a place in the text, which is no position with M-RoPE
+            # What lies behind a window is not written with a text, which may go back to it. And
+            # what is copied ends at a place in the text, which is not a position with M-RoPE.
             has_both = bool(self._trees and self._chains)
             is_plain = not (model.has_sliding_window or (model.sight and model.sight.uses_mrope))
             self._copies_texts = has_both and is_plain
-            # what a recurrent model can do is tried now, before there are texts
+            # What a recurrent model can do is tried now, before there are texts.
             only_chains = replace(self.traits, has_branches=False)
             self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)
         except BaseException:
@@ -116,7 +118,7 @@ class LlamaTarget(Target):
         return traits
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        """Raises ContextExceeded and ComputeFailed."""
+        """Raise ContextExceeded and ComputeFailed."""
         self._follow(queries)
         return self.with_proposals(queries, self._score(queries))
 
@@ -143,7 +145,7 @@ class LlamaTarget(Target):
 
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
         is_only_one = not (self._trees and self._chains)
-        # other slots than the first would each need a context of their own
+        # Other slots than the first would each need a context of their own.
         is_first = is_only_one or reads_off_path or (is_alone and slot == 0)
         return self._caches[0 if is_first else _CHAINS]
 
@@ -158,8 +160,8 @@ class LlamaTarget(Target):
             self._chains.forget(slot)
 
     def use_threads(self, num_threads: int) -> None:
-        """Threads of every forward pass. Where there is one slot, a prompt is read by all that it
-        was made with: nothing is drafted meanwhile."""
+        """Set the threads of every forward pass. With one slot, a prompt is read by all threads
+        that it was made with: nothing is drafted meanwhile."""
         self._num_threads = num_threads
         for trees in self._trees.values():
             self._set_threads(trees)
@@ -175,12 +177,12 @@ class LlamaTarget(Target):
             part.close()
 
     def trees(self, slot: int) -> LlamaTrees:
-        """The context for trees over a slot's text."""
+        """Return the context for trees over a slot's text."""
         slot = slot if self._num_slots > 1 else 0
         return self._trees.get(slot) or self._open_trees(slot)
 
     def with_proposals(self, queries: Sequence[Query], scores: list[Scores]) -> list[Scores]:
-        """The scores of a pass that is over, with what the head proposes after them."""
+        """Return the scores of a finished pass, with what the head proposes after them."""
         head = self._head
         if head is None or all(query.heads is None for query in queries):
             return scores
@@ -199,8 +201,8 @@ class LlamaTarget(Target):
     # --- parts
 
     def _copy_known(self, query: Query) -> None:
-        """Copy cells of a query's text from the cache that holds most of it, where that takes less
-        than to compute them in the one that scores the query."""
+        """Copy cells of a query's text from the cache that holds most of it, if that takes less
+        time than computing them in the cache that scores the query."""
         assert self._chains is not None
         is_chained = self._is_chained(query)
         own: Holder = self._chains if is_chained else self.trees(query.slot).context
@@ -220,7 +222,7 @@ class LlamaTarget(Target):
             self._copies_texts = copy_text(lib, source, slot, own, query.slot, known)
 
     def _holders(self, slot: int) -> Iterator[Holder]:
-        """The caches that hold a slot's texts."""
+        """Yield the caches that hold a slot's texts."""
         if self._chains:
             yield self._chains
         if slot in self._trees:
@@ -231,7 +233,7 @@ class LlamaTarget(Target):
             self._head.follow(queries)
 
     def _take_states(self) -> None:
-        """Let the head see those of the last pass."""
+        """Let the head see the states of the last pass."""
         for trees in self._trees.values():
             trees.context.states.take()
         if self._chains:
@@ -269,7 +271,7 @@ class LlamaTarget(Target):
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A forward pass that a device computes; a head goes on from its end."""
+    """Stand for a forward pass that a device computes; a head goes on from its end."""
 
     target: LlamaTarget
     queries: Sequence[Query]

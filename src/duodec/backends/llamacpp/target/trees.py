@@ -1,4 +1,5 @@
-"""Score trees over texts: all branches in one cache, a row's bits whatever else is scored."""
+"""Score trees over texts: all branches lie in one cache, and a row's bits do not depend on
+others."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ MAX_WIDTH = 80  # draft tokens that a forward pass of the target may score
 
 @dataclass(frozen=True)
 class LlamaScores(Scores):
-    """Draws from the rows of the last forward pass."""
+    """Draw from the rows of the last forward pass."""
 
     query: Query
     rows: list[Row]
     num_computed: int | None = None
-    own: Proposed = field(default_factory=Proposed)  # by the target's head
+    own: Proposed = field(default_factory=Proposed)  # proposed by the target's head
 
     @property
     def num_rows(self) -> int:
@@ -45,15 +46,15 @@ class LlamaScores(Scores):
 
 
 class LlamaLaunchedScores(LlamaScores):
-    """Of a forward pass that a device has computed: what a row says is found while it computes the
-    next one."""
+    """Hold scores of a forward pass that a device has computed. The content of a row is computed
+    while the device runs the next pass."""
 
     def keep(self, row: int) -> Callable[[], Candidates]:
         return partial(Candidates.of, self.rows[row].copy(), self.query.num_candidates)
 
 
 class LlamaTrees:
-    """A `LlamaContext` for trees; its scores hold until the next `score`."""
+    """Score trees with a `LlamaContext`; scores hold until the next `score`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)  # rows that a forward pass ma
 
 
 def choice_for(model: LlamaModel, *, num_threads: int) -> WidthChoice:
-    """The choice that was made for this model on this device, or one made now. Raises
+    """Return the choice for this model on this device, and make it now if there is none. Raises
     ComputeFailed."""
     if found := kept_choice(model):
         return found
@@ -34,7 +34,7 @@ def choice_for(model: LlamaModel, *, num_threads: int) -> WidthChoice:
 
 
 def kept_choice(model: LlamaModel) -> WidthChoice | None:
-    """The choice that was made for this model on this device, if there is one that holds."""
+    """Return the choice that was made for this model on this device, if there is a valid one."""
     return kept(_key(model))
 
 

@@ -95,7 +95,7 @@ class SimulatedBed:
         if self.model is None:
             return None
         if id(costs) not in self._models:
-            self._models[id(costs)] = (costs, self.model.anew())
+            self._models[id(costs)] = (costs, self.model.fresh())
         return self._models[id(costs)][1]
 
     def in_turns(self, model: PricedModel) -> SimulatedBed:

@@ -127,9 +127,9 @@ class PricedModel(DraftModel):
         """Seconds of all forward passes so far."""
         return self._meter.busy_s
 
-    def anew(self) -> PricedModel:
+    def fresh(self) -> PricedModel:
         """The same model and table, for drafts of which nothing has been measured yet."""
-        return PricedModel(_over(self.model, innermost(self.model).anew()), self.table)
+        return PricedModel(_over(self.model, innermost(self.model).fresh()), self.table)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._metered.rows(query)
