@@ -50,17 +50,13 @@ def kernels(library: Any) -> str:
 
 
 def packs(library: Any, type_: int) -> bool:
-<<<<<<< HEAD
-    """Whether our kernels compute weights of a type of ggml."""
+    """Return whether our kernels compute weights of a type of ggml."""
     return packed_size(library, type_) > 0
 
 
 def packed_size(library: Any, type_: int) -> float:
-    """The bytes that our kernels keep for each byte of weights of a type of ggml; 0 where they do
+    """Return the bytes that our kernels keep for each byte of weights of a type of ggml; 0 where they do
     not compute it."""
-=======
-    """Return whether our kernels compute weights of a type of ggml."""
->>>>>>> prose
     if not kernels(library):
         return 0.0
     function = library._lib.duodec_packed_size
