@@ -41,7 +41,7 @@ class Auto(Stream):
                 probes=probes,
                 hopeless=constants.HOPELESS_IN_TURNS if in_turns else constants.HOPELESS,
                 margin=constants.MARGIN,
-                pause_per_lost=constants.TRIAL,
+                pause_per_lost=constants.REST_PER_LOST_ROUND,
                 first_rests={Sources.ALL: constants.FIRST_REST} if in_turns else {},
                 allowance=allowance,
             )

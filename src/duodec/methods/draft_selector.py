@@ -28,7 +28,6 @@ from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection
 from duodec.planning.sources import End, HeadSource, Source, TextSources, TreeSource
-from duodec.planning.trial import Trial
 
 _NOTHING: Tokens = np.zeros(0, dtype=np.int32)
 
@@ -73,9 +72,10 @@ class DraftSelector:
         self.can_pay = self._can_pay()
         """Whether some draft would pay if every token of it were accepted."""
         self._cursor = TreeCursor()  # end of the text in the draft model's tree
-        self._is_asked = False  # the drafter knows the text
+        # In parallel: the drafter was sent the text. In turns: it has not finished a step.
+        self._is_asked = False
         self._num_plain = 0  # consecutive rounds without a draft
-        self._waiting = Trial()  # waits for a step of the draft model; it fails where none comes
+        self._num_late_steps = 0  # of the draft model, one after the other
         self._reading_s = 0.0  # time spent waiting for a draft model in turns because it read
         self._text = request.text  # text of the last forward pass
         self._busy_s = 0.0  # the drafter's work when that pass began
@@ -165,18 +165,19 @@ class DraftSelector:
             self._cursor = _newer(drafted, self._cursor)
             if request.takes_turns:  # one step at a time
                 self._is_asked = self._cursor.num_under == num_known and not drafted.is_complete
-            if self._cursor.num_under == num_known:  # it is dead, reads, has no more to propose, or
-                if waited_s > 0.9 * patience_s:  # its step takes longer
-                    self._waiting.fails()
-                # In turns the first step may have read a prompt, so it is asked for again first.
-                if self._waiting.num_failed > request.takes_turns:
+            if self._cursor.num_under == num_known:
+                # The drafter is dead, reads, has no more to propose, or its step takes longer.
+                self._num_late_steps += waited_s > constants.IS_LATE * patience_s
+                # In turns the first step may have read a prompt, so it is asked for once more.
+                if self._num_late_steps >= (2 if request.takes_turns else 1):
                     planner.observe_late_step(self._cursor, patience_s)
-                    self._waiting.pays()  # from now on it promises less
+                    self._num_late_steps = 0  # waiting promises less from now on
                 break
-            if reading_s and not self._waiting.num_failed:  # or it read some of it before
+            # After a late step some of the text was read before this wait.
+            if reading_s and not self._num_late_steps:
                 request.costs.observe_read(num_new, max(0.0, waited_s - step_s))
             texts.memory.drafted[request.slot] = request.owner, text
-            self._waiting.pays()
+            self._num_late_steps = 0
             end = texts.end_to_read(text)
             offer = self._offer(self._cursor, end, offer.others, request.remaining)
         return replace(offer, promised=total, without_waiting=without_waiting) if total else offer

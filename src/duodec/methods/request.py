@@ -120,7 +120,8 @@ class Request:
     datastore: Datastore = field(default_factory=NoDatastore)
     costs: Costs = field(default_factory=Costs)
     shares_cores: bool = False  # drafter and target compute on the same cores
-    takes_turns: bool = False  # the drafter also rests while the target computes
+    # The drafter computes only while the target waits: on the same cores, or on the same GPU.
+    takes_turns: bool = False
     max_width: int = constants.MAX_DRAFT  # most draft tokens that one forward pass may score
     traits: TargetTraits = field(default_factory=TargetTraits)
     clock: Callable[[], float] = perf_counter

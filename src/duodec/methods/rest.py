@@ -20,10 +20,10 @@ class Rest(Method):
     name = "rest"
     needs_datastore = True
 
-    num_tokens: int = constants.REST_TOKENS
-    max_span: int = constants.REST_SPAN  # tokens of the suffix
-    min_span: int = constants.REST_LEAST_SPAN
-    length: int = constants.REST_LENGTH  # tokens of a continuation
+    num_tokens: int = constants.DATASTORE_TOKENS
+    max_span: int = constants.DATASTORE_SPAN  # tokens of the suffix
+    min_span: int = constants.DATASTORE_LEAST_SPAN
+    length: int = constants.DATASTORE_LENGTH  # tokens of a continuation
 
     def decode(self, request: Request) -> Loop:
         def propose(request: Request) -> Draft:

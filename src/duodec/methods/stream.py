@@ -1,4 +1,11 @@
-"""Decode with streaming tree drafts: the drafter never stops, and no useful draft is discarded."""
+"""Decode with streaming tree drafts: what of a tree was accepted lives on, and grows further.
+
+Four objects decide about a round. The governor (`planning/governor.py`) chooses the sources, by the
+rates that it measured. The planner (`planning/planner.py`) chooses how many draft tokens a forward
+pass has, and whether to wait for a step of the draft model. The selector
+(`methods/draft_selector.py`) merges what the sources propose into one draft. `_Economy` below asks
+the first, and feeds measurements to all three.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +49,11 @@ class Stream(Method):
 
     The drafter's tree grows under the text while the target scores a part of it. When the target is
     free it takes the likeliest candidates of that tree and of all other sources. The verdict moves
-    the root; what lies under it survives, on both sides. Where little is left, the target waits for
-    draft steps as long as they bring tokens faster than decoding does. No draft is scored before
-    plain decoding's cost is known.
+    the root down the accepted path. The subtree under it is kept, by the drafter and by its mirror
+    in this process. Where little is left, the target waits for draft steps as long as they bring
+    tokens ``patience`` times as fast as decoding does. A drafter on hardware of its own never
+    stops; one that takes turns works only while the target waits. No draft is scored before two
+    plain forward passes were timed.
     """
 
     name = "stream"

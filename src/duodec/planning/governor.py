@@ -102,8 +102,7 @@ class Governor:
         )
         trial.rate.observe(num_tokens, seconds)
         for each in self._trials.values():
-            if each.rest:
-                each.tick()
+            each.tick()
         if is_plain:
             self._plain.fade = trial.rate.fade
             self._plain.observe(1, seconds)
@@ -180,7 +179,7 @@ class Governor:
         has_paid = trial.num_tried > self.trial
         if has_paid and simpler > self._trials[Sources.NONE].rate.value:
             # Few probes measured what other drafts bring, and they may have been lucky.
-            trial.fails(min(trial.pause, constants.LOOK_AGAIN))
+            trial.fails(min(trial.pause, constants.REST_AFTER_PAYING))
             return
         num_lost = 0
         if not has_paid:

@@ -259,12 +259,12 @@ class TextSources:
         if self._datastore is not None:
             windows = self._datastore.continuations(
                 text,
-                max_span=constants.REST_SPAN,
-                min_span=constants.REST_LEAST_SPAN,
-                length=constants.REST_LENGTH,
+                max_span=constants.DATASTORE_SPAN,
+                min_span=constants.DATASTORE_LEAST_SPAN,
+                length=constants.DATASTORE_LENGTH,
             )
             if len(windows):
-                common = most_frequent(windows, constants.REST_TOKENS)
+                common = most_frequent(windows, constants.DATASTORE_TOKENS)
                 shares = tuple(count / len(windows) for count in common.counts)
                 own = common.draft.tokens, common.draft.parents, shares
                 coupling = self._coupling(len(text))

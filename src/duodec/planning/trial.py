@@ -1,4 +1,5 @@
-"""Try what may pay, judge it by its rate, and rest it while it does not, longer each time."""
+"""Record trials of what costs time and may pay: how fast it was, and how long it rests after it
+failed (exponential backoff)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from duodec.drafting import constants
 
 @dataclass
 class Rate:
-    """Divide the total amount by the total seconds; earlier measurements fade with each round."""
+    """Divide a sum of amounts by a sum of seconds, usually tokens by the seconds that they took.
+    Each observation first multiplies both sums by ``fade``."""
 
     fade: float
     amount: float = 0.0
@@ -29,37 +31,42 @@ class Rate:
 
 @dataclass
 class Trial:
-    """Try something that may pay. Its user reports the end of each round (`tick`), what it brought
-    (`observe`), and the judgement (`pays`, `fails`). Each failure in a row makes the next rest
-    ``backoff`` times longer."""
+    """Record one option that costs time and may pay, such as drafting with a draft model.
 
-    fade: float = 1.0  # factor of its rate in each round
+    Its owner decides whether to try it and whether it paid, and reports that by `pays` or `fails`.
+    After a failure the option rests. Each further failure in a row makes the rest ``backoff`` times
+    longer, up to ``max_pause``. The owner calls `tick` once a round, and tries the option when
+    ``rest`` is 0.
+    """
+
+    fade: float = 1.0  # of its rate, with each observation
     backoff: int = 2
     first_pause: int = constants.FIRST_PAUSE
     max_pause: int = constants.MAX_PAUSE
-    rest: int = 0  # rounds until it is tried
-    num_failed: int = 0  # failed trials in a row
-    num_tried: int = 0  # rounds since its last rest
-    charged_s: float = 0.0  # cost since then that belongs to no round
-    rate: Rate = field(init=False)  # rate since then
+    rest: int = 0  # rounds until it may be tried
+    num_failed: int = 0  # failures in a row, until the rest is the longest
+    num_tried: int = 0  # rounds in which it was tried since its last failure
+    charged_s: float = 0.0  # cost of this trial that belongs to no round
+    rate: Rate = field(init=False)  # measured since its last failure
 
     def __post_init__(self) -> None:
         self.rate = Rate(self.fade)
 
     @property
     def pause(self) -> int:
-        """Return the rounds of the next rest."""
+        """Return how many rounds it rests if it fails now."""
         pause: int = self.first_pause * self.backoff**self.num_failed
         return min(pause, self.max_pause)
 
     @property
     def is_new(self) -> bool:
-        """Return whether it was never tried, or not since a trial that paid."""
+        """Return whether nothing was measured of it, and it inherited no failure."""
         return not self.rate.num_rounds and not self.num_failed
 
     def tick(self) -> None:
-        """End a round, whatever was tried in it."""
-        self.rest -= self.rest > 0
+        """Take a round off its rest, if it rests."""
+        if self.rest:
+            self.rest -= 1
 
     def observe(self, amount: float, seconds: float) -> None:
         """Record a round in which it was tried."""
@@ -67,18 +74,20 @@ class Trial:
         self.rate.observe(amount, seconds)
 
     def pays(self) -> None:
-        """Let it go on; its next rest is short."""
+        """Record that it paid: its next rest is the first one again. Its rate goes on."""
         self.num_failed, self.charged_s = 0, 0.0
 
     def fails(self, rest: int | None = None) -> None:
-        """Let it rest for ``rest`` rounds, by default for its next rest, and judge it again after
-        that."""
+        """Record that it did not pay: it rests for ``rest`` rounds (by default `pause`), its next
+        rest is longer, and what was measured of it is forgotten."""
         self.rest = self.pause if rest is None else rest
-        self.num_failed += self.pause < self.max_pause
+        if self.pause < self.max_pause:
+            self.num_failed += 1
         self.num_tried, self.charged_s, self.rate = 0, 0.0, Rate(self.fade)
 
     def fresh(self, rest: int) -> Trial:
-        """Return a trial without measurements, whose rests are as long as this one's."""
+        """Return a trial without measurements that keeps this one's backoff, and rests for ``rest``
+        rounds first."""
         return Trial(
             self.fade, self.backoff, self.first_pause, self.max_pause, rest, self.num_failed
         )
@@ -86,20 +95,20 @@ class Trial:
 
 @dataclass
 class Supplement:
-    """Judge a source that takes time of its own, and rest it while it adds too little to the other
-    sources. Only tokens that no other source would have brought count. A governor compares rates of
-    whole rounds, in which the few percent that weak heads cost or bring are lost."""
+    """Decide whether the target's heads run beside other sources: while the tokens that only they
+    brought are more than decoding would bring in the time that they take. A governor cannot judge
+    this, since a few per cent of a round vanish in noise."""
 
     _trial: Trial = field(default_factory=lambda: Trial(constants.FADE_OF_SUPPLEMENT))
 
     def takes_part(self) -> bool:
-        """Return whether the source takes part in the next round; call it once a round."""
+        """Count a round in which the heads could take part, and return whether they do."""
         self._trial.tick()
         return not self._trial.rest
 
     def observe(self, num_tokens: int, seconds: float, rate: float) -> None:
-        """Record a round: the source alone brought ``num_tokens`` in ``seconds``, while decoding
-        brings tokens at ``rate``."""
+        """Record a round: only the heads brought ``num_tokens``, in ``seconds``, while decoding
+        brings tokens at ``rate``. From the last round of the trial on, each is judged."""
         trial = self._trial
         trial.observe(num_tokens, seconds)
         if trial.num_tried < constants.TRIAL:

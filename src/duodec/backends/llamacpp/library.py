@@ -55,8 +55,8 @@ def packs(library: Any, type_: int) -> bool:
 
 
 def packed_size(library: Any, type_: int) -> float:
-    """Return the bytes that our kernels keep for each byte of weights of a type of ggml; 0 where they do
-    not compute it."""
+    """Return the bytes that our kernels keep for each byte of weights of a type of ggml; 0 where
+    they do not compute it."""
     if not kernels(library):
         return 0.0
     function = library._lib.duodec_packed_size
