@@ -69,7 +69,7 @@ def the_version() -> str:
     """The version that all files name."""
     projects = [path / "pyproject.toml" for path in (ROOT, *PACKAGES)]
     patterns = {**_VERSIONS, **{str(path.relative_to(ROOT)): _IN_PROJECT for path in projects}}
-    named = [
+    named: list[tuple[str, str]] = [
         (name, version)
         for name, pattern in patterns.items()
         for version in re.findall(pattern, (ROOT / name).read_text("utf-8")) or ["none"]
