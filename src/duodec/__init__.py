@@ -34,7 +34,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: the program must hear Ctrl-C before it imports much."""
+    """Import a name when it is first used: the program must handle Ctrl-C before it imports
+    much."""
     if name == "__version__":
         from importlib.metadata import version  # takes longer than all else here
 

@@ -9,7 +9,7 @@ from duodec.machine.signals import end_quietly, ignore_signals, interrupted_at_o
 
 
 def main() -> None:
-    """The entry point of the `duodec` program."""
+    """Run the `duodec` program."""
     if is_server(sys.argv[1:]):
         atexit.register(ignore_signals)  # the first to be registered is the last to be called
         end_quietly()

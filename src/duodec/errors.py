@@ -108,5 +108,5 @@ class DatastoreUnreadable(DuodecError):
 
 
 def warn(line: str) -> None:
-    """The default warning: one line on stderr."""
+    """Print one line on stderr, by default."""
     print(f"duodec: {line}", file=sys.stderr)

@@ -13,14 +13,14 @@ from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.special_tokens import NO_TOKENS, SpecialTokens, Spelled
 from duodec.testing.tables import TableTarget
 
-_FIRST, _NUM_LETTERS = 32, 95  # of ASCII, from the space on
+_FIRST, _NUM_LETTERS = 32, 95  # in ASCII, from the space on
 _LINE_END, _END = _NUM_LETTERS, _NUM_LETTERS + 1  # tokens
 
 
 @dataclass
 class LetterModel:
-    """The vocabulary and the facts of a model that is none: a token for each letter and sign of
-    ASCII, one for line ends, and one that ends a text."""
+    """Stand for a model with a vocabulary and facts: a token for each letter and sign of ASCII, one
+    for line ends, and one that ends a text."""
 
     chat_template: str | None = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
@@ -57,31 +57,31 @@ class LetterModel:
         return self.tokenize(text, is_templated=True)
 
     def by_value(self) -> LetterModel:
-        """Its vocabulary, for another process to load."""
+        """Return the vocabulary, for another process to load."""
         return LetterModel()
 
     def load(self) -> LetterModel:
-        """The vocabulary itself."""
+        """Return the vocabulary itself."""
         return self
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""
 
 
 class RunningTable(TableTarget):
-    """A table as a backend's target, which has threads and an end."""
+    """Use a table as a backend's target, which has threads and an end."""
 
     def use_threads(self, num_threads: int) -> None:
-        """A table is read by one."""
+        """Ignore the number: one thread reads a table."""
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""
 
 
 def check_target(target: Target, text: Sequence[int], *, num_vocab: int, seed: int = 0) -> int:
     """Score a tree of two sequences after a text, then each of its nodes as the end of a text
-    without a draft; returns how many rows were compared. Raises AssertionError where a row draws
-    another token in the tree: then a text would depend on what is drafted."""
+    without a draft; return how many rows were compared. Raises AssertionError if a row draws
+    another token in the tree: then a text would depend on drafts."""
     rng = np.random.default_rng(seed)
     draft = Draft.sequences(rng.integers(0, num_vocab, (2, 3)).tolist())
     sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), 0, len(text))

@@ -10,7 +10,7 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 
 
 class InlineDrafter:
-    """Drafts at once and in full: a deterministic drafter with nothing to wait for, for tests."""
+    """Draft at once and in full: a deterministic drafter without waits, for tests."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model

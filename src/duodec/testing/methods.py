@@ -27,7 +27,7 @@ _NUM_TOKENS = 40
 
 
 class FixedBudget(Costs):
-    """Costs that say how much to draft, whatever was measured."""
+    """Say how much to draft, whatever was measured."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class FixedBudget(Costs):
 
 @dataclass(frozen=True)
 class ListedTexts:
-    """A datastore of texts in a list, indexed by every span of their tokens."""
+    """Hold texts in a list, indexed by every span of their tokens."""
 
     texts: Sequence[Sequence[int]]
     _spans: dict[int, dict[tuple[int, ...], list[Sequence[int]]]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class ListedTexts:
         return np.empty((0, length), dtype=np.int32)
 
     def _after(self, span: int) -> dict[tuple[int, ...], list[Sequence[int]]]:
-        """What follows each span of so many tokens, wherever it stands."""
+        """Return what follows each span of ``span`` tokens, at all of its places."""
         if span not in self._spans:
             found: dict[tuple[int, ...], list[Sequence[int]]] = {}
             for known in self.texts:
@@ -92,8 +92,8 @@ def decode(
     num_tokens: int = _NUM_TOKENS,
     budget: int = 6,
 ) -> tuple[list[int], list[Round]]:
-    """The tokens that a method makes of a prompt, and its rounds. ``budget`` is how many tokens the
-    planner would draft. Raises what decoding raises."""
+    """Return the tokens that a method makes of a prompt, and its rounds. ``budget`` is how many
+    tokens the planner would draft. Raises what decoding raises."""
     request = Request(
         prompt,
         len(prompt) + num_tokens,
@@ -119,7 +119,7 @@ def plain_text(
     num_tokens: int = _NUM_TOKENS,
     prompt: Sequence[int] = PROMPT,
 ) -> list[int]:
-    """What plain decoding must give, by a loop that shares nothing with the methods."""
+    """Return what plain decoding must give, by a loop that shares nothing with the methods."""
     sampler = Sampler(params, 0, len(prompt))
     tokens = list(prompt)
     for _ in range(num_tokens):
@@ -130,8 +130,8 @@ def plain_text(
 
 def check_method(name: str, *, num_tokens: int = _NUM_TOKENS) -> list[Round]:
     """Decode with a new method of this name: greedily and sampled, with draft models that are the
-    target, agree with it now and then, and never do. Returns all rounds: what was drafted and
-    accepted. Raises AssertionError where the text is not that of plain decoding."""
+    target, agree with it now and then, and never do. Returns all rounds, with what was drafted and
+    accepted. Raises AssertionError if the text is not that of plain decoding."""
     model = TableModel(seed=7)
     target = TableTarget(model)
     if kind := method_named(name).needs_heads:

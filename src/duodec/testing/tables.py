@@ -29,15 +29,15 @@ from duodec.core.traits import TargetTraits
 from duodec.core.verify import Verdict, propose
 
 PLAIN = TargetTraits()
-NUM_HEADS = 3  # of a target that has any
+NUM_HEADS = 3  # heads of a target that has any
 
 
 @dataclass(frozen=True)
 class TableModel:
-    """Logits from a seeded generator keyed by the last ``order`` tokens.
+    """Compute logits from a seeded generator keyed by the last ``order`` tokens.
 
-    ``noise`` blends in logits of another seed: two models of one ``seed`` agree less
-    the more noise one of them has. ``seconds`` is how long a forward pass sleeps.
+    ``noise`` blends in logits of another seed: two models of one ``seed`` agree less the more noise
+    one of them has. ``seconds`` is how long a forward pass sleeps.
     """
 
     num_vocab: int = 32
@@ -47,7 +47,7 @@ class TableModel:
     seconds: float = 0.0
 
     def logits(self, context: Context) -> Row:
-        """Logits of the token after ``context``, shape (num_vocab,)."""
+        """Return the logits of the token after ``context``, with shape (num_vocab,)."""
         return self._row(tuple(context.tokens()[-self.order :].tolist())).copy()
 
     @lru_cache(maxsize=1 << 14)  # noqa: B019  of all tables together
@@ -60,13 +60,13 @@ class TableModel:
         return row.astype(np.float32)
 
     def load(self) -> TableDraftModel:
-        """The draft model of this table, so that a drafter process can load a table."""
+        """Return the draft model of this table, so that a drafter process can load a table."""
         return TableDraftModel(self)
 
 
 @dataclass(frozen=True)
 class TableScores(Scores):
-    """Draws and distributions of the table."""
+    """Draw from the table, and return its distributions."""
 
     model: TableModel
     query: Query
@@ -100,7 +100,7 @@ class TableScores(Scores):
 
 @dataclass(frozen=True)
 class TableHeads:
-    """Heads that read a table, after the text of a query and these tokens."""
+    """Read a table after the text of a query and the tokens of its verdict."""
 
     model: TableModel
     query: Query
@@ -120,7 +120,7 @@ class TableHeads:
 
 @dataclass(frozen=True)
 class TableTarget(Target):
-    """A target that reads a table; its ``heads``, if it has any, read another one."""
+    """Read a table as a target; its ``heads``, if it has any, read another one."""
 
     model: TableModel
     heads: TableModel | None = field(default=None, kw_only=True)
@@ -138,7 +138,7 @@ class TableTarget(Target):
 
 @dataclass(frozen=True)
 class TableDraftModel(DraftModel):
-    """A draft model that reads a table."""
+    """Read a table as a draft model."""
 
     model: TableModel
 

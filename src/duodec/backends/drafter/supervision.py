@@ -1,4 +1,4 @@
-"""When a drafter's process is called hung, when it is started anew, and what is said of it."""
+"""Decide when a drafter's process hangs, when it is restarted, and what is reported about it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from time import perf_counter
 
 from duodec.machine.processes import Activity, activity
 
-DOUBT_S = 0.05  # before one that may be gone, or hang, is given up
-HANG_S = 1.0  # silence that is never called hanging
-_HANG_STEPS = 5.0  # nor is less than this many expected steps
-_UNKNOWN_STEP_S = 2.0  # expected before one was measured
-_STARVED_S = 10.0  # beyond that: of one that gets no core, on a loaded machine
-_GLANCE_S = 0.05  # of silence, before it is looked at what the process does
-_BACKOFF_S = 1.0  # before the second restart; doubled for each one more
+DOUBT_S = 0.05  # a process that may be gone, or hang, is given up after this time
+HANG_S = 1.0  # shorter silence never counts as hanging
+_HANG_STEPS = 5.0  # nor does silence of fewer expected steps than this
+_UNKNOWN_STEP_S = 2.0  # expected before a step was measured
+_STARVED_S = 10.0  # longer silence counts as hanging, even without a core on a loaded machine
+_GLANCE_S = 0.05  # silence after which the process's activity is checked
+_BACKOFF_S = 1.0  # wait before the second restart; doubled for each one more
 _MAX_BACKOFF_S = 30.0
 
 
 class Pace:
-    """What a step takes, and so how long silence is no reason for worry."""
+    """Track how long a step takes, and so how long silence is normal."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=16)
@@ -34,18 +34,18 @@ class Pace:
 
 
 class Silence:
-    """For how long a process that owes us a word has said nothing."""
+    """Track for how long a process that owes a response has been silent."""
 
     def __init__(self) -> None:
-        self._since_s: float | None = None  # None: it owes us nothing
+        self._since_s: float | None = None  # None: it owes no response
 
     @property
     def since_s(self) -> float | None:
-        """When it began; None: it owes us nothing."""
+        """Return when the silence began; None: it owes no response."""
         return self._since_s
 
     def ask(self) -> None:
-        """It owes us a word from now on, if it did not already."""
+        """Expect a response from now on, if none was expected already."""
         if self._since_s is None:
             self._since_s = perf_counter()
 
@@ -54,7 +54,7 @@ class Silence:
 
 
 class HangDetector:
-    """Whether a silent process hangs, by what it does meanwhile.
+    """Decide whether a silent process hangs, by what it does meanwhile.
 
     On a loaded machine it may get no core for seconds. It hangs if it is silent for longer than
     expected and does nothing, or has computed for so long since, or is silent for much longer.
@@ -70,8 +70,8 @@ class HangDetector:
         self._before: Activity | None = None  # what it had done early in that silence
 
     def hung_s(self, pid: int, since_s: float | None, limit_s: float) -> float:
-        """Return how long a process that hangs has been silent, where silence of ``limit_s``
-        seconds is nothing odd; 0 for one that does not hang."""
+        """Return how long a process that hangs has been silent; 0 if it does not hang. Silence of
+        ``limit_s`` seconds is normal."""
         silent_s = 0.0 if since_s is None else self._clock() - since_s
         if since_s is None or silent_s < _GLANCE_S:
             return 0.0
@@ -91,18 +91,20 @@ class HangDetector:
 
 
 class Incidents:
-    """The failures since the drafter last worked: when to try again, and what to tell."""
+    """Count the failures since the drafter last worked; they decide when to try again, and what to
+    report."""
 
     def __init__(self) -> None:
         self._num_failures = 0
         self._num_told = 0
 
     def forget(self) -> None:
-        """It works again."""
+        """Record that the drafter works again."""
         self._num_failures = self._num_told = 0
 
     def pause_s(self, *, was_ready: bool) -> float:
-        """Count a failure. Nothing to wait for after the first in work; later 1 s, 2 s, 4 s."""
+        """Count a failure. Return no pause after the first failure of a working drafter; later 1 s,
+        2 s, 4 s."""
         num_before = self._num_failures
         self._num_failures += 1
         if was_ready and not num_before:
@@ -110,7 +112,7 @@ class Incidents:
         return min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0 ** min(max(0, num_before - 1), 10))
 
     def remedy(self) -> str | None:
-        """Return what to say is being done; None when enough was said."""
+        """Return what to report about it; None if enough was reported."""
         self._num_told += 1
         if self._num_told == 1:
             return "going on without drafts until a restart works"

@@ -59,7 +59,9 @@ def packed_size(library: Any, type_: int) -> float:
     they do not compute it."""
     if not kernels(library):
         return 0.0
-    function = library._lib.duodec_packed_size
+    function = getattr(library._lib, "duodec_packed_size", None)
+    if function is None:  # a build of an earlier duodec, until `duodec setup` makes another
+        return 1.0
     function.restype, function.argtypes = ctypes.c_double, (ctypes.c_int,)
     return float(function(type_))
 
