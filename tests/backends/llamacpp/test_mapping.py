@@ -136,13 +136,13 @@ def test_weights_that_do_not_fit_when_packed_stay_mapped(monkeypatch: pytest.Mon
     told: list[str] = []
     monkeypatch.setattr(loading, "LlamaModel", read)
     monkeypatch.setattr(library, "packed_size", lambda lib, type_: 1.0)
-    assert packs(48 << 20)
+    assert packs(100 << 20)
     assert not told
-    monkeypatch.setattr(library, "packed_size", lambda lib, type_: 2.0)
-    assert not packs(48 << 20)
+    monkeypatch.setattr(library, "packed_size", lambda lib, type_: 4.0)
+    assert not packs(100 << 20)
     (line,) = told
-    assert line.startswith("0.0 GB of weights stay mapped from their file, as memory is short")
-    assert packs(96 << 20)
+    assert line.startswith("0.1 GB of weights stay mapped from their file, as memory is short")
+    assert packs(200 << 20)
 
 
 @pytest.mark.parametrize(
