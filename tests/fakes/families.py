@@ -21,7 +21,6 @@ EXPERTS, USED = 4, 2
 WINDOW = 32
 LOUD = 40  # the first tokens are said most, so that a draft of any kind is right at times
 
-ATTENTION = ("attention",)
 SCAN = ("convolution", "state scan")
 DELTA_RULE = ("convolution", "delta rule")
 
@@ -161,7 +160,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma 2": Family(
         "gemma2", lambda i: attention() | dense() | POST_NORMS,
         {**WINDOWS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        NORM, left=ATTENTION,
+        NORM,
     ),
     "Gemma 3": Family(
         "gemma3", lambda i: attention("norms") | dense() | POST_NORMS, WINDOWS, NORM,
@@ -176,7 +175,6 @@ FAMILIES: dict[str, Family] = {
             "ffn_down_exps.bias": (EXPERTS, WIDTH),
         },
         {**WINDOWS, **MIXTURE, "expert_feed_forward_length": INNER},
-        left=ATTENTION,
     ),
     "Phi 3": Family(
         "phi3", lambda i: attention(joined=True) | dense(joined=True),
