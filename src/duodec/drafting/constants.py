@@ -90,9 +90,9 @@ CAUTION = 0.35
 """A draft must promise this much more for each forward pass that was lost. By judgement; on the
 same grid."""
 MOST_LOST, BET = 2.0, 0.25
-"""One draft may lose this many forward passes of the allowance, and as many more as this share of
-the tokens that it promises. On a CPU's curve, 14 prompts of a 1.5B: 1.26 times plain decoding, 1.16
-without (2d49d34b)."""
+"""One draft may lose this many forward passes of the allowance, and up to as many more for this
+share of the tokens that it promises. On a CPU's curve, 14 prompts of a 1.5B: 1.26 times plain
+decoding, 1.16 without (2d49d34b)."""
 
 # --- What a forward pass costs before it is measured
 
