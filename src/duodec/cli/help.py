@@ -69,14 +69,14 @@ class Group(TyperGroup):
         return super().parse_args(ctx, [*spelling.read(own, self, ctx), *args[at:]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        rows = [(name, self._said_of(name)) for name in self.list_commands(ctx)]
+        rows = [(name, self._summary_of(name)) for name in self.list_commands(ctx)]
         lines = [*_head(self, ctx), *_table(rows), *_sections(self.epilog or "")]
         formatter.write("\n".join([*lines, ""]))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
-    def _said_of(self, name: str) -> str:
+    def _summary_of(self, name: str) -> str:
         """Return what a command does, or why a package's command cannot be loaded."""
         try:
             return _first_sentence(self.commands[name].help or "")

@@ -51,8 +51,8 @@ class Tree:
         """Yield what is left of the last tree, then the tree after each forward pass."""
         growth = _growth_of(model, request, self)
         yield growth.tree
-        can_sow = self.seed and self.depth and model.traits.has_branches
-        if can_sow and growth.sow(model, request, self.seed):
+        can_seed = self.seed and self.depth and model.traits.has_branches
+        if can_seed and growth.add_seed(model, request, self.seed):
             yield growth.tree
         # A simulation's clock is virtual.
         clock = model.clock if model.traits.has_clock else perf_counter
@@ -267,7 +267,7 @@ class _Growth:
             self._open(nodes)
         return 1.0 + of_chains / max(of_leaves, constants.LEAST_VALUE)
 
-    def sow(self, model: DraftModel, request: DraftRequest, seed: Seed) -> bool:
+    def add_seed(self, model: DraftModel, request: DraftRequest, seed: Seed) -> bool:
         """Compute a chain under the text in one forward pass, so that the tree has what the model
         holds likely in place of it and after it, and value its nodes as other sources do. Returns
         False and computes nothing if all of it is known."""
@@ -295,7 +295,7 @@ class _Growth:
             self._tokens, self._parents = tokens, parents
 
         node, value = ROOT, 1.0
-        sown = {ROOT: value}
+        seeded = {ROOT: value}
         for number, place in enumerate(places):
             if number:
                 token, likely = seed[number - 1]
@@ -305,19 +305,19 @@ class _Growth:
                     tree.expand(node, [token], [self._plan.least_confidence])
                     self._know([below])
                 value *= likely
-                node, sown[below], self._place[below] = below, value, place
+                node, seeded[below], self._place[below] = below, value, place
             if number in found:
                 self._add(request, node, found[number])
-        self._revalue(sown)
+        self._revalue(seeded)
         return bool(asked)
 
-    def _revalue(self, sown: Mapping[int, float]) -> None:
+    def _revalue(self, seeded: Mapping[int, float]) -> None:
         """Update the values of the tree where other sources hold nodes likelier than the model
         does."""
         values, tree = self._values, self.tree
         for node in range(len(tree)):
             own = values[tree.parents[node]] * tree.confidences[node]
-            values[node] = max(own, sown.get(node, 0.0))
+            values[node] = max(own, seeded.get(node, 0.0))
         self._edge = []
         self._open(node for node in range(len(tree)) if not tree.is_expanded(node))
 

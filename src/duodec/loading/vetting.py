@@ -113,7 +113,7 @@ def _try(path: Path, num_bytes: int, part: str, *, tried: Path | None = None) ->
         log.seek(0)
         words = log.read().decode("utf-8", "replace")
     if status == REFUSED:
-        raise _told(said.decode("utf-8", "replace"), words)
+        raise _child_error(said.decode("utf-8", "replace"), words)
     if status:
         raise ModelUnreadable(
             f"llama.cpp crashed on {path} ({_reason(words, status)}); it is damaged, or "
@@ -136,13 +136,13 @@ def _tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int
     return child.returncode, child.stdout
 
 
-def _told(words: str, log: str) -> DuodecError:
+def _child_error(words: str, log: str) -> DuodecError:
     """Return the child's error, with the library's message."""
     name, message = json.loads(words.strip().splitlines()[-1])
     kind = getattr(errors, name)
     assert issubclass(kind, DuodecError), name
     for telling in (_OF_HEADER, _REFUSAL):
-        if said := _telling_line(log, telling).rpartition(telling)[2]:
+        if said := _line_with(log, telling).rpartition(telling)[2]:
             message = message.replace(_BY_LLAMA, f"{_BY_LLAMA} ({said})", 1)
             break
     found: DuodecError = kind(message)
@@ -152,12 +152,12 @@ def _told(words: str, log: str) -> DuodecError:
 def _reason(log: str, code: int) -> str:
     """Return why a child died, from its log or the signal."""
     for telling in ("GGML_ASSERT", _REFUSAL, "error"):
-        if line := _telling_line(log, telling):
+        if line := _line_with(log, telling):
             return line
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-def _telling_line(log: str, words: str) -> str:
+def _line_with(log: str, words: str) -> str:
     """Return the first line of a log that contains these words, from there on, safe for a
     terminal."""
     line = next((line for line in log.splitlines() if words in line), "")

@@ -54,7 +54,7 @@ class ScheduledRequest:
         self.num_restarts = 0  # the drafter's restarts before this request
         self.first_s: float | None = None
         self.finish_s = self.arrive_s
-        self._num_said = 0  # logprobs that pieces have carried
+        self._num_sent = 0  # logprobs that pieces have carried
         self._has_said_prompt = False
 
     def abort(self) -> None:
@@ -166,8 +166,8 @@ class ScheduledRequest:
         """Return the new logprobs up to the token at ``end``; they come with their text. An end
         token has no text and no logprob."""
         request = self.request
-        new = request.logprobs[self._num_said : end]
-        self._num_said = max(self._num_said, end)
+        new = request.logprobs[self._num_sent : end]
+        self._num_sent = max(self._num_sent, end)
         return tuple(one for one in new if not request.is_end(one.token))
 
     def _prompt_logprobs(self) -> tuple[Logprob | None, ...]:

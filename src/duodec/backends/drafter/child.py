@@ -72,7 +72,7 @@ class Child:
         self.texts: dict[int, Tokens] = {}  # last text sent, by slot
         self.has_drafted = False
         self.failed: Failure | None = None  # its first request that failed
-        self.is_failed_told = False
+        self.is_failure_reported = False
         self.fatal_error: Failure | None = None  # it ended the process
         self._doubt_s: float | None = None  # when something first seemed wrong
         is_debug = bool(env.get("DUODEC_DEBUG"))

@@ -187,8 +187,8 @@ class ProcessDrafter:
         """Move on, and report in one line what went wrong; at most two lines per incident."""
         fault = self._advance()
         child = self._child
-        if child is not None and child.failed is not None and not child.is_failed_told:
-            child.is_failed_told = True
+        if child is not None and child.failed is not None and not child.is_failure_reported:
+            child.is_failure_reported = True
             self._on_warning(
                 f"drafter '{self._name}' could not draft ({child.failed.message}); "
                 "going on without that draft"

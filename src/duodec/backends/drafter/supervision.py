@@ -96,11 +96,11 @@ class Incidents:
 
     def __init__(self) -> None:
         self._num_failures = 0
-        self._num_told = 0
+        self._num_reported = 0
 
     def forget(self) -> None:
         """Record that the drafter works again."""
-        self._num_failures = self._num_told = 0
+        self._num_failures = self._num_reported = 0
 
     def pause_s(self, *, was_ready: bool) -> float:
         """Count a failure. Return no pause after the first failure of a working drafter; later 1 s,
@@ -113,7 +113,7 @@ class Incidents:
 
     def remedy(self) -> str | None:
         """Return what to report about it; None if enough was reported."""
-        self._num_told += 1
-        if self._num_told == 1:
+        self._num_reported += 1
+        if self._num_reported == 1:
             return "going on without drafts until a restart works"
         return None

@@ -76,7 +76,7 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Guess:
     """Hold what the draft may propose next after a place: a path of its own that goes beyond the
     place, with the bytes that are beyond."""
 
@@ -92,7 +92,7 @@ class _Reading:
 
     path: _Path
     complete: float = 0.0
-    begun: tuple[_Said, ...] = ()
+    begun: tuple[_Guess, ...] = ()
 
 
 class TranslatedModel(Wrapped):
@@ -207,8 +207,8 @@ class TranslatedModel(Wrapped):
         total = weight + sum(prob for prob, _, _ in begun)
         if not begun or total <= 0:
             return _Reading(path)
-        said = [_Said(own, rest, _log(prob / total)) for prob, own, rest in begun if prob > 0]
-        return _Reading(path, _log(weight / total), tuple(said))
+        guesses = [_Guess(own, rest, _log(prob / total)) for prob, own, rest in begun if prob > 0]
+        return _Reading(path, _log(weight / total), tuple(guesses))
 
     def _begun_with(self, row: Row, prefix: bytes) -> list[int]:
         """Return the row's best tokens that begin with the end of a path."""
@@ -224,13 +224,13 @@ class TranslatedModel(Wrapped):
         log-probability of that."""
         slot = self._slots[number]
         found: list[list[tuple[int, int, float]]] = [[] for _ in readings]
-        edge: list[tuple[int, int, _Said]] = []  # (reading, token that it begins with, text)
+        edge: list[tuple[int, int, _Guess]] = []  # (reading, token that it begins with, text)
         for i, reading in enumerate(readings):
-            said = [*reading.begun]
+            guesses = [*reading.begun]
             if reading.path in slot.rows and reading.complete >= _UNLIKELY:
-                said += self._next(slot, _Said(reading.path, b"", reading.complete))
-            best = max((one.log_prob for one in said), default=0.0)
-            for one in said:
+                guesses += self._next(slot, _Guess(reading.path, b"", reading.complete))
+            best = max((one.log_prob for one in guesses), default=0.0)
+            for one in guesses:
                 is_likely = one.log_prob >= min(best, _LIKELY)
                 if is_likely and self._words.may_grow(one.data):
                     first = next(iter(self._target.tokens_of(one.data)), NONE)
@@ -253,17 +253,17 @@ class TranslatedModel(Wrapped):
             edge = further
         return found
 
-    def _next(self, slot: _Slot, said: _Said) -> list[_Said]:
+    def _next(self, slot: _Slot, guess: _Guess) -> list[_Guess]:
         """Return the likeliest texts that continue with one more token."""
-        row = slot.rows.get(said.path)
+        row = slot.rows.get(guess.path)
         if row is None:
             return []
         best, *others = top(row, _BRANCHES).tolist()
         likely = [best, *(token for token in others if row[token] >= _LIKELY)]
         return [
-            _Said((*said.path, token), said.data + piece, said.log_prob + float(row[token]))
+            _Guess((*guess.path, token), guess.data + piece, guess.log_prob + float(row[token]))
             for token in likely
-            if (piece := self._draft.pieces[token]) and said.log_prob + row[token] >= _WORTH
+            if (piece := self._draft.pieces[token]) and guess.log_prob + row[token] >= _WORTH
         ]
 
     # --- rows of the target's vocabulary
@@ -277,25 +277,25 @@ class TranslatedModel(Wrapped):
         else:
             row = self._words.translated(found)
             row += np.float32(reading.complete)
-        for said in reading.begun:
-            if first := self._rest_of(said):
-                row[first[0]] = np.logaddexp(row[first[0]], said.log_prob)
+        for guess in reading.begun:
+            if first := self._rest_of(guess):
+                row[first[0]] = np.logaddexp(row[first[0]], guess.log_prob)
         for first_token, token, log_prob in moves:
             row[token] = np.logaddexp(row[token], log_prob)
             left = float(np.exp(row[first_token])) - float(np.exp(log_prob))
             row[first_token] = _log(max(left, _LEAST))
         return row
 
-    def _rest_of(self, said: _Said) -> tuple[int, ...]:
+    def _rest_of(self, guess: _Guess) -> tuple[int, ...]:
         """Return the target's tokens of what comes after the first bytes of a draft's token."""
-        token = said.path[-1]
-        end, begin = 0, len(self._draft.pieces[token]) - len(said.data)
+        token = guess.path[-1]
+        end, begin = 0, len(self._draft.pieces[token]) - len(guess.data)
         spelled = self._words.spelled(token)
         for i, own in enumerate(spelled):
             if end == begin:
                 return spelled[i:]
             end += len(self._target.pieces[own])
-        return self._target.tokens_of(said.data)
+        return self._target.tokens_of(guess.data)
 
 
 def _add(tree: TreeBuilder, known: dict[_Path, int], path: _Path) -> int:
