@@ -122,7 +122,7 @@ def test_what_happens_to_the_drafters_process_changes_no_text(
             os.kill(drafter.pid, number)
 
     for method in DRAFTED:
-        until(lambda: drafter.is_ready)
+        until(lambda: drafter.is_ready, 120)
         passes = iter(range(10_000))
 
         def strike(passes: Iterator[int] = passes) -> bool:
@@ -153,6 +153,8 @@ HEADS = [
         pytest.param(pair, marks=pytest.mark.slow)
         for pair in (
             ("Qwen 3.5", "eagle3"),
+            ("Qwen 2.5 VL", "eagle3"),
+            ("Qwen 3 VL", "dflash"),
             ("SmolVLM", "eagle3"),
             ("Qwen 3.5", "dflash"),
             ("SmolVLM", "dflash2"),
