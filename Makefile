@@ -56,6 +56,7 @@ test-torch: setup-torch  ## run the tests of targets on torch (long files come f
 		tests/backends/llamacpp/test_recurrent.py \
 		tests/backends/llamacpp/test_families.py \
 		tests/backends/llamacpp/test_images.py \
+		tests/backends/llamacpp/test_picture_drafts.py \
 		tests/server/test_images.py \
 		tests/backends/llamacpp/test_packed_models.py \
 		tests/backends/llamacpp/test_padded.py \

@@ -122,10 +122,11 @@ class Files:
     draft: Path
 
 
-def write_seeing(folder: Path, name: str) -> Files:
-    """A model of this family, what it sees pictures with, and a draft for it."""
+def write_seeing(folder: Path, name: str, *, num_heads: int = 0) -> Files:
+    """A model of this family, what it sees pictures with, and a draft for it. Behind the model are
+    ``num_heads`` layers of multi-token prediction."""
     seeing = SEEING[name]
-    target = write_family(folder / "model.gguf", seeing.text, loudness=0.3)
+    target = write_family(folder / "model.gguf", seeing.text, loudness=0.3, num_heads=num_heads)
     draft = write_family(folder / "draft.gguf", seeing.text, loudness=0.3, noise=0.02)
     return Files(target, write_projector(folder / "mmproj-model-f32.gguf", name), draft)
 

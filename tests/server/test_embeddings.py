@@ -15,6 +15,8 @@ from fakes.embedders import LetterEmbedder
 from fakes.server import MODEL, Running, engine_on_tables, running, until
 
 from duodec.backends.loaded import normalised
+from duodec.errors import ModelUnreadable
+from duodec.models.metadata import Use
 from duodec.server.models.embedding_thread import EmbeddingThread
 from duodec.server.models.registry import Source
 
@@ -330,8 +332,8 @@ def test_one_more_model_of_a_server() -> None:
     own = LetterEmbedder()
     sources = {
         MODEL: Source(lambda taken: engine_on_tables()),
-        "embed": Source(lambda taken: own),
-        "rank": Source(lambda taken: LetterEmbedder(ranks=True, num_dims=1)),
+        "embed": Source(lambda taken: own, use=lambda: "embedding"),
+        "rank": Source(lambda taken: LetterEmbedder(ranks=True, num_dims=1), use=lambda: "rerank"),
     }
     with running(is_loaded=False, sources=sources, num_models=2) as server:
         server.service.start()
@@ -339,9 +341,8 @@ def test_one_more_model_of_a_server() -> None:
         np.testing.assert_array_equal(np.array(rows_of(told), np.float32), expected(*TEXTS))
         assert told.json()["model"] == "embed"
         assert server.chat().status_code == 200
-        for named in ({}, {"model": MODEL}):
-            words = message(server.post("/v1/embeddings", {"input": "a", **named}))
-            assert f"'{MODEL}' generates text" in words
+        words = message(server.post("/v1/embeddings", {"input": "a", "model": MODEL}))
+        assert f"'{MODEL}' generates text" in words
         assert server.chat(model="embed").status_code == 400
         assert server.post("/v1/embeddings", {"input": "a", "model": "no"}).status_code == 404
         ranks = {"model": "rank", "query": "a", "documents": ["b"]}
@@ -351,6 +352,50 @@ def test_one_more_model_of_a_server() -> None:
         }
         assert sorted(states.values()) == ["loaded", "loaded", "unloaded"]
     assert own.is_closed
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompt_string": "ab"},
+        {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        [{"prompt_string": "ab"}],
+    ],
+)
+def test_texts_in_objects_are_read_as_llama_cpps_server_does(given: Any) -> None:
+    with running(LetterEmbedder()) as server:
+        told = server.post("/v1/embeddings", {"input": given})
+        np.testing.assert_array_equal(np.array(rows_of(told), np.float32), expected("ab"))
+        for wrong in ({"content": "ab"}, {"content": [{"type": "image_url"}]}, {},
+                      {"prompt_string": "a", "multimodal_data": ["AAAA"]}):  # fmt: skip
+            assert server.post("/v1/embeddings", {"input": wrong}).status_code == 400
+
+
+def test_a_request_without_a_model_has_the_first_that_does_what_it_wants() -> None:
+    def broken() -> Use:
+        raise ModelUnreadable("damaged")
+
+    sources = {
+        "embed": Source(lambda taken: LetterEmbedder(), use=lambda: "embedding"),
+        "broken": Source(lambda taken: LetterEmbedder(), use=broken),
+        MODEL: Source(lambda taken: engine_on_tables()),
+        "rank": Source(lambda taken: LetterEmbedder(ranks=True, num_dims=1), use=lambda: "rerank"),
+    }
+    for names in ([*sources], [*sources][::-1]):
+        own = {name: sources[name] for name in names}
+        with running(is_loaded=False, sources=own, num_models=3) as server:
+            server.service.start()
+            assert server.chat(model=None).json()["model"] == MODEL
+            told = server.post("/v1/embeddings", {"input": "a"}).json()
+            assert told["model"] == "embed"
+            assert server.post("/api/embed", {"input": "a"}).json()["model"] == "embed:latest"
+            ranks = {"query": "a", "documents": ["b"]}
+            assert server.post("/v1/rerank", ranks).json()["model"] == "rank"
+    own = {name: sources[name] for name in (MODEL, "broken")}
+    with running(is_loaded=False, sources=own) as server:
+        server.service.start()
+        words = message(server.post("/v1/embeddings", {"input": "a"}))
+        assert f"'{MODEL}' generates text" in words
 
 
 def test_passes_are_short_while_other_models_compute() -> None:

@@ -94,6 +94,127 @@ def test_three_apis_have_one_text(server: Running) -> None:
     assert done.json()["response"] == expected
 
 
+def respond(server: Running, items: Any, **more: Any) -> dict[str, Any]:
+    body = {
+        "input": items, "max_output_tokens": NUM_TOKENS, "seed": 1, "temperature": 1.5, **more,
+    }  # fmt: skip
+    done = server.http.post("/v1/responses", json=body)
+    assert done.status_code == 200, done.text
+    told: dict[str, Any] = done.json()
+    return told
+
+
+def said(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def test_responses_have_that_text_and_go_on_from_pictures(server: Running) -> None:
+    url = uri(picture_file())
+    parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "one two"}]
+    first = [{"role": "user", "content": parts}]
+    told = respond(server, first)
+    assert said(told) == text_of(server, chat(url))
+    other = [{"type": "input_image", "image_url": uri(picture_file(9))}, parts[1]]
+    second = [{"role": "user", "content": [*other, {"type": "input_text", "text": "three"}]}]
+    earlier = {"role": "assistant", "content": said(told)}
+    whole = respond(server, [*first, earlier, *second])
+    on = respond(server, second, previous_response_id=told["id"])
+    assert said(on) == said(whole)
+    assert on["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert on["usage"]["input_tokens_details"]["cached_tokens"] > 0
+    third = [{"role": "user", "content": "four"}]
+    again = respond(server, third, previous_response_id=on["id"])
+    flat = [*first, earlier, *second, {"role": "assistant", "content": said(on)}, *third]
+    assert said(again) == said(respond(server, flat))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ([{"type": "input_image", "file_id": "file-1"}], "no url"),
+        ([{"type": "input_image", "image_url": "https://a.example/b.png"}], "nothing is fetched"),
+        ([{"type": "input_file", "file_data": "x"}], "input_file"),
+    ],
+)
+def test_responses_refuse_what_is_no_picture(server: Running, content: list[Any], why: str) -> None:
+    done = server.http.post("/v1/responses", json={"input": [{"role": "user", "content": content}]})
+    assert done.status_code == 400
+    assert why in done.json()["error"]["message"]
+
+
+CALL_ID = "call_1"
+
+
+def of_result(server: Running, data: str, kind: str = "chat") -> str:
+    """What the model says after a tool's result with a text and a picture, by each API."""
+    url = f"data:image/png;base64,{data}"
+    function = {"name": "look", "arguments": "{}"}
+    asked = {"role": "user", "content": "one two"}
+    if kind == "responses":
+        output = [{"type": "input_text", "text": "seen"}, {"type": "input_image", "image_url": url}]
+        return said(
+            respond(
+                server,
+                [asked, {"type": "function_call", "call_id": CALL_ID, **function},
+                 {"type": "function_call_output", "call_id": CALL_ID, "output": output}],
+            )
+        )  # fmt: skip
+    if kind in ("messages", "messages, beside"):
+        picture = {"type": "image", "source": {"type": "base64", "data": data}}
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": CALL_ID}
+        text = {"type": "text", "text": "seen"}
+        inner = [{**result, "content": [text, picture]}]
+        if kind == "messages, beside":
+            inner = [{**result, "content": [text]}, picture]
+        done = server.http.post(
+            "/v1/messages",
+            json={"max_tokens": NUM_TOKENS, "seed": 1, "temperature": 1.5, "messages": [
+                asked,
+                {"role": "assistant", "content": [
+                    {"type": "tool_use", "id": CALL_ID, "name": "look", "input": {}}]},
+                {"role": "user", "content": inner},
+            ]},
+        )  # fmt: skip
+        assert done.status_code == 200, done.text
+        return str(done.json()["content"][0]["text"])
+    call = {"id": CALL_ID, "type": "function", "function": function}
+    if kind == "ollama":
+        done = server.http.post(
+            "/api/chat",
+            json={"model": "any", "stream": False,
+                  "options": {"num_predict": NUM_TOKENS, "temperature": 1.5, "seed": 1},
+                  "messages": [
+                      asked,
+                      {"role": "assistant", "tool_calls": [
+                          {"function": {"name": "look", "arguments": {}}}]},
+                      {"role": "tool", "content": "seen", "images": [data]}]},
+        )  # fmt: skip
+        assert done.status_code == 200, done.text
+        return str(done.json()["message"]["content"])
+    parts = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": url}}]
+    return text_of(
+        server,
+        {"messages": [asked, {"role": "assistant", "tool_calls": [call]},
+                      {"role": "tool", "tool_call_id": CALL_ID, "content": parts}],
+         "max_tokens": NUM_TOKENS, "seed": 1, "temperature": 1.5},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["responses", "messages", "messages, beside", "ollama"])
+def test_a_tools_result_shows_its_picture(server: Running, kind: str) -> None:
+    expected = [of_result(server, base64_of(number)) for number in range(4)]
+    assert len(set(expected)) > 1
+    assert [of_result(server, base64_of(number), kind) for number in range(4)] == expected
+
+
+@pytest.mark.parametrize("kind", ["chat", "responses", "messages", "messages, beside", "ollama"])
+def test_a_damaged_picture_in_a_result_ends_no_conversation(server: Running, kind: str) -> None:
+    """Clients send it again in every later turn."""
+    damaged = base64.b64encode(picture_file()[:200]).decode()
+    for data in (damaged, "", "@@@@"):
+        assert of_result(server, data, kind) != of_result(server, base64_of(), kind)
+
+
 def test_a_stream_and_its_usage_count_the_picture(server: Running) -> None:
     body = chat(uri(picture_file(5)))
     plain = server.http.post(

@@ -19,6 +19,7 @@ from duodec.machine.helper import SIZE, Helper, Late
 MOST_FILE_BYTES = 1 << 25
 MOST_PICTURES = 32  # of a request
 PART = "image"  # the type of a part of a message's content that holds an `ImageFile`
+OTHERWISE = "otherwise"  # what such a part of a result says where it cannot be shown
 _LIMIT_S = 10.0
 _DATA = re.compile(r"data:(?:[\w.+-]+/[\w.+-]+)?(?P<more>(?:;[\w.+=-]+)*),")
 _DECODED = 0  # see `duodec.chat.picture_decoder`
@@ -126,15 +127,28 @@ class Marked:
     """Messages whose pictures are marks in their texts, which no message can guess."""
 
     files: dict[str, ImageFile] = field(default_factory=dict)  # by mark
+    otherwise: dict[str, str] = field(default_factory=dict)  # what stands for it, if need be
     _secret: str = field(default_factory=lambda: secrets.token_hex(16))
 
-    def mark(self, file: ImageFile) -> str:
-        """A mark for a picture, of letters and digits. Raises NoPicture."""
+    def mark(self, file: ImageFile, otherwise: str | None = None) -> str:
+        """A mark for a picture, of letters and digits. ``otherwise`` stands in its place where it
+        cannot be decoded; None: that is refused. Raises NoPicture."""
         if len(self.files) == MOST_PICTURES:
             raise NoPicture(f"is one of more than {MOST_PICTURES} pictures; send fewer")
         name = f"picture{self._secret}n{len(self.files)}e"
         self.files[name] = file
+        if otherwise is not None:
+            self.otherwise[name] = otherwise
         return name
+
+    def shown(self, mark: str) -> Picture | str:
+        """A decoded picture, or the text in its place. Raises BadOption."""
+        try:
+            return decoded(self.files[mark])
+        except BadOption:
+            if mark not in self.otherwise:
+                raise
+            return self.otherwise[mark]
 
     def split(self, text: str) -> Iterator[tuple[int, int, str]]:
         """Where marks lie in a text that the template wrote, and which."""

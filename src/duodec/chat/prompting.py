@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from duodec.chat.pictures import Marked, decoded
+from duodec.chat.pictures import Marked
 from duodec.chat.template import Message, render
 from duodec.core.prompts.pictures import Picture, PromptTokens, TextPart, sight_of
 from duodec.core.protocols import Tokenizer
@@ -104,7 +104,7 @@ def _with_pictures(
     PicturesFull."""
     sight, places = sight_of(tokenizer), list(marked.split(text))
     assert sight is not None, "else nothing is marked"
-    if {mark for *_, mark in places} != marked.files.keys():
+    if marked.files.keys() - {mark for *_, mark in places} - marked.otherwise.keys():
         raise BadOption(
             "the model's chat template leaves out a picture; send it in the user's last message"
         )
@@ -121,7 +121,8 @@ def _with_pictures(
         begin = 0
         for start, end, mark in places:
             yield part(begin, start)
-            yield decoded(marked.files[mark])  # one at a time: they are large
+            found = marked.shown(mark)  # one at a time: they are large
+            yield (found, ()) if isinstance(found, str) else found
             begin = end
         yield part(begin, len(text))
 

@@ -44,14 +44,7 @@ class LlamaBackend(Backend):
         if config.mmproj in (None, "none"):
             return None
         if config.mmproj != "auto":
-            if config.heads is not None:
-                raise BadOption(
-                    f"mmproj is {config.mmproj} and heads is {config.heads}: a head does not draft "
-                    "behind pictures; leave one out"
-                )
             return resolve(str(config.mmproj), offline=config.offline).path
-        if config.heads is not None:
-            return None
         return find_projector(config.target, file.path, offline=config.offline)
 
     def vetted(self, file: ModelFile) -> ModelFile:

@@ -14,6 +14,7 @@ import numpy as np
 
 from duodec.backends.loaded import Rows, normalised
 from duodec.core.sampling.sampler import Tokens
+from duodec.models.metadata import Use
 from duodec.server.api.embedding import responses
 from duodec.server.api.embedding.bodies import (
     EmbeddingsBody,
@@ -66,8 +67,9 @@ class PendingRows:
 
 
 _NO_ROWS: Rows = np.empty((0, 0), np.float32)
-Lease = Callable[[str | None], AbstractAsyncContextManager[ModelLease[LoadedEmbedder]]]
-"""The model of a name, loaded. Raises ApiError for one that computes no rows."""
+Lease = Callable[[str | None, Use], AbstractAsyncContextManager[ModelLease[LoadedEmbedder]]]
+"""The model of a name, or the first for a use, loaded. Raises ApiError for one that computes no
+rows."""
 
 
 class EmbeddingRequests:
@@ -93,7 +95,7 @@ class EmbeddingRequests:
     async def rerank(self, body: Mapping[str, Any], holder: str) -> PendingRows:
         """A request of ``/v1/rerank``. Raises ApiError and what the model refuses."""
         own = await self._intake.run(validated, RerankBody, body)
-        async with self._lease(own.model) as lease:
+        async with self._lease(own.model, "rerank") as lease:
             model = lease.model
             if model.use != "rerank":
                 raise other_use(model)
@@ -148,7 +150,7 @@ class EmbeddingRequests:
 
     @asynccontextmanager
     async def _embedding(self, name: str | None) -> AsyncIterator[ModelLease[LoadedEmbedder]]:
-        async with self._lease(name) as lease:
+        async with self._lease(name, "embedding") as lease:
             if lease.model.use != "embedding":
                 raise other_use(lease.model)
             yield lease

@@ -17,6 +17,7 @@ from duodec.chat.template import Message
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
 from duodec.machine.busy import LoadMeter
+from duodec.models.metadata import Use
 from duodec.scheduler.outputs import Output
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.api.anthropic.message_bodies import CountTokensBody, MessagesBody
@@ -67,8 +68,9 @@ _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
 
 class Service:
-    """Models for many clients, the first of them for requests that name none. It is loaded by
-    `start`; until then everything but the list of models is refused with 503."""
+    """Models for many clients. Requests that name none have the first one for what they want. The
+    first of all is loaded by `start`; until then everything but the list of models is refused with
+    503."""
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source] | None = None) -> None:
         self.settings = settings
@@ -213,7 +215,7 @@ class Service:
     # --- requests
 
     def named(self, name: str | None) -> str:
-        """The model of this name; where there is none, the first. Raises ApiError."""
+        """The model of this name; without one, the first. Raises ApiError."""
         if name is None:
             return self.settings.model
         if (found := self.models.find(name)) is None:
@@ -424,13 +426,16 @@ class Service:
 
     def _leased(self, name: str | None) -> AbstractAsyncContextManager[ModelLease[LoadedModel]]:
         """The model of a request for text, loaded."""
-        return self._lease_of(LoadedModel, name)
+        return self._lease_of(LoadedModel, name, "completion")
 
     @asynccontextmanager
-    async def _lease_of(self, kind: type[_M], name: str | None) -> AsyncIterator[ModelLease[_M]]:
-        """The model of a request, loaded; a request that fails holds it no longer. Raises ApiError
-        for a model of another kind."""
-        lease = as_kind(await self.models.lease(self.serving(name)), kind)
+    async def _lease_of(
+        self, kind: type[_M], name: str | None, use: Use
+    ) -> AsyncIterator[ModelLease[_M]]:
+        """The model of a request, loaded; one that names none has the first for this use. A request
+        that fails holds it no longer. Raises ApiError for a model of another kind."""
+        found = await self.models.first_for(use) if name is None else self.serving(name)
+        lease = as_kind(await self.models.lease(found), kind)
         try:
             yield lease
         except BaseException:

@@ -9,13 +9,24 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fakes.vision_models import SEEING, Files, picture_file, write_projector, write_seeing
+from fakes.seeing_pairs import (
+    ABOUT,
+    TWO,
+    Pair,
+    asked,
+    image,
+    load_pair,
+    params,
+    tokens,
+    words,
+)
+from fakes.vision_models import SEEING, picture_file, write_projector
 
 from duodec import LLM, SamplingParams
 from duodec.backends.llamacpp.model import open_context
@@ -28,7 +39,6 @@ from duodec.backends.llamacpp.vision.image import ImageTokens
 from duodec.backends.llamacpp.vision.layout import Layout
 from duodec.backends.llamacpp.vision.sight import LlamaSight
 from duodec.backends.tree_cache import Entry
-from duodec.chat.pictures import ImageFile
 from duodec.core.draft import Draft
 from duodec.core.prompts.pictures import Picture, PromptTokens
 from duodec.core.protocols import Query
@@ -37,43 +47,14 @@ from duodec.core.traits import Widths
 from duodec.errors import BadOption, ContextExceeded, ModelUnreadable, PicturesFull
 from duodec.methods.registry import METHODS
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
-NUM_TOKENS, NUM_SLOTS = 30, 3
 TEMPERATURES = (0.0, 0.8)
 KEYED = [
     name
     for name, kind in METHODS.items()
     if name not in ("ar", "sps-rejection", "rest") and not kind.needs_heads
 ]
-BRANCHED = ("lookahead", "recycling")  # that need trees
 # not causal, with M-RoPE, and a hybrid with it
 QUICK = ("Gemma 3", "Qwen 2.5 VL", "Qwen 3.5")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Models of a family, loaded."""
-
-    family: str
-    files: Files
-    llm: LLM
-    options: dict[str, Any]
-
-    @property
-    def sight(self) -> LlamaSight:
-        sight = getattr(self.llm.tokenizer, "sight", None)
-        assert isinstance(sight, LlamaSight)
-        return sight
-
-    @property
-    def num_encoded(self) -> int:
-        return self.sight.projector.num_encoded
-
-    def has(self, method: str) -> bool:
-        return method not in BRANCHED or self.llm.target.traits.has_branches
 
 
 @pytest.fixture(
@@ -85,46 +66,8 @@ class Pair:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    family = str(request.param)
-    folder = tmp_path_factory.mktemp("models")
-    files = write_seeing(folder, family)
-    template = folder / "template.jinja"
-    template.write_text(CHATML)
-    options: dict[str, Any] = {
-        "draft": str(files.draft), "context": 512, "threads": 1, "draft_threads": 1,
-        "chat_template": str(template),
-    }  # fmt: skip
-    with LLM.load(str(files.target), num_slots=NUM_SLOTS, **options) as llm:
-        yield Pair(family, files, llm, options)
-
-
-def image(number: int = 0, size: tuple[int, int] = (48, 32)) -> dict[str, Any]:
-    return {"type": "image", "image": ImageFile(picture_file(number, size))}
-
-
-def words(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def asked(*parts: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": list(parts)}]
-
-
-ABOUT = asked(words("one two three one two"), image(), words("one two three one two"))
-TWO = asked(image(1), words("one two"), image(2, (40, 64)), words("one two one two"))
-
-
-def params(llm: LLM, temperature: float, seed: int = 7) -> SamplingParams:
-    """Without the tokens that end a text."""
-    bias = dict.fromkeys(llm.end_tokens, -100.0)
-    return SamplingParams(
-        max_tokens=NUM_TOKENS, temperature=temperature, seed=seed, logit_bias=bias
-    )
-
-
-def tokens(llm: LLM, prompt: Any, own: SamplingParams, method: str = "ar") -> tuple[int, ...]:
-    (done,) = llm.generate([prompt], own, method=method)
-    return tuple(done.tokens)
+    with load_pair(tmp_path_factory.mktemp("models"), str(request.param)) as found:
+        yield found
 
 
 # --- exactness

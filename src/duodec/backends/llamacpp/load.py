@@ -62,12 +62,6 @@ def load(
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
         has_mtp = config.mtp == "auto" and heads_path is None and head_files.has_mtp(header)
-    if has_mtp and mmproj:
-        on_warning(
-            "the layer of multi-token prediction rests, as it does not draft behind pictures; with "
-            "`mmproj=none` it drafts, and the target reads text only"
-        )
-        has_mtp = False
     if heads_path and (other := head_files.other_target(lib, heads_path, path)):
         on_warning(other)
     model = LlamaModel(

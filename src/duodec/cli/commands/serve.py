@@ -27,6 +27,7 @@ from duodec.models.ollama import name_of
 from duodec.server.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
+    from duodec.models.metadata import Use
     from duodec.server.models.registry import Engine, Source
 
 _SERVER = "Server"
@@ -124,8 +125,11 @@ def source_of(
     target = cache(partial(resolve_target, config))
     pair = cache(partial(opening.resolve_for, config, chosen))
 
+    def use() -> Use:
+        return embedding.use_of(target())
+
     def is_embedder() -> bool:
-        return embedding.use_of(target()) != "completion"
+        return use() != "completion"
 
     def load(taken: int) -> Engine:
         if is_embedder():
@@ -140,7 +144,7 @@ def source_of(
     def may_load(taken: int) -> bool:
         return embedding.fits(target(), taken) if is_embedder() else fits(pair(), taken)
 
-    return Source(load, may_load, chosen, lambda: target().file.path)
+    return Source(load, may_load, chosen, lambda: target().file.path, use)
 
 
 def _log_format(name: str) -> Literal["text", "json"]:

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from duodec.chat.pictures import PART, ImageFile, NoPicture, RemoteImage, part_of
+from duodec.chat.pictures import OTHERWISE, PART, ImageFile, NoPicture, RemoteImage
 from duodec.chat.template import Message
 from duodec.server.http.limited_http import TooLarge, connected
 
@@ -30,7 +30,8 @@ def has_remote(messages: Sequence[Message]) -> bool:
 
 
 def fetched(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the files that they name. Raises NoPicture."""
+    """The messages with the files that they name; those that a tool's result names stay unread
+    where they cannot be fetched. Raises NoPicture."""
     return [
         {**message, "content": [_here(part) for part in message["content"]]}
         if has_remote([message])
@@ -113,4 +114,11 @@ def _parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 def _here(part: dict[str, Any]) -> dict[str, Any]:
     file = part.get(PART)
-    return part_of(fetch(file.url)) if isinstance(file, RemoteImage) else part
+    if not isinstance(file, RemoteImage):
+        return part
+    try:
+        return {**part, PART: fetch(file.url)}
+    except NoPicture:
+        if OTHERWISE in part:
+            return part
+        raise

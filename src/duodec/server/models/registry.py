@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -14,6 +15,7 @@ from duodec.backends.loaded import Embedder
 from duodec.errors import DuodecError
 from duodec.llm import LLM
 from duodec.machine.cores import available_cores, keep_to
+from duodec.models.metadata import Use
 from duodec.server.errors import FINAL, ApiError, busy
 from duodec.server.http.intake import Workers
 from duodec.server.logs import log
@@ -30,12 +32,14 @@ class Source:
     """Where a model comes from. ``load`` and ``fits`` are told the bytes of memory that look free
     and are taken, by weights that are mapped; ``fits`` tells whether memory holds this model, too.
     Both raise what is wrong with it, from any thread. ``method`` decodes where a request names
-    none; None: the default. ``path`` tells where its file or folder is, once it is loaded."""
+    none; None: the default. ``path`` tells where its file or folder is, once it is loaded. ``use``
+    tells what it is for, before it is loaded, and raises what is wrong with its file."""
 
     load: Callable[[int], Engine]
     fits: Callable[[int], bool] = lambda taken: True
     method: str | None = None
     path: Callable[[], Path | None] = lambda: None
+    use: Callable[[], Use] = lambda: "completion"
 
 
 class Models:
@@ -62,6 +66,7 @@ class Models:
         self._most = most
         self._serve = serve
         self._loaded: dict[str, Served] = {}
+        self._uses: dict[str, Use] = {}  # of the models of which it is known
         self._clock, self._most_waiting = clock, most_waiting
         self._residence = Residence(most_stay_s, clock)
         self._leaving: str | None = None  # it takes no new requests
@@ -100,6 +105,16 @@ class Models:
         if name in self._sources:
             return name
         return next((own for own in self._sources if _plain(own) == _plain(name)), None)
+
+    async def first_for(self, use: Use) -> str:
+        """The first model of this use; where there is none, the first of all."""
+        for name in self.names:
+            if name not in self._uses:
+                with suppress(DuodecError):  # it is told to those who ask for this model
+                    self._uses[name] = await self._worker.run(self._sources[name].use)
+            if self._uses.get(name) == use:
+                return name
+        return self.names[0]
 
     def get(self, name: str) -> Served | None:
         """The model, if it is loaded."""
@@ -223,6 +238,7 @@ class Models:
         llm = llm or self._sources[name].load(self._taken_bytes)
         try:
             model = self._serve(name, llm, self._sources[name].method)
+            self._uses[name] = model.use
         except BaseException:
             llm.close()
             raise

@@ -36,8 +36,8 @@ NAMING_ARCHITECTURES = frozenset(
 )  # fmt: skip
 # The graphs of these do not, and are watched: they end a process that asks for such an input.
 WATCHED_ARCHITECTURES = frozenset(
-    {"qwen2", "gemma2", "gemma3", "phi3", "olmo2", "granite", "glm4", "smollm3", "cohere2",
-     "deepseek2", "glm4moe", "mamba2", "granitehybrid", "falcon-h1"}
+    {"qwen2", "qwen2vl", "qwen3vl", "gemma2", "gemma3", "phi3", "olmo2", "granite", "glm4",
+     "smollm3", "cohere2", "deepseek2", "glm4moe", "mamba2", "granitehybrid", "falcon-h1"}
 )  # fmt: skip
 SHOWN_ARCHITECTURES = NAMING_ARCHITECTURES | WATCHED_ARCHITECTURES
 

@@ -3,7 +3,8 @@
 Such a layer receives a token and the target's hidden state of the token before it, and predicts
 what follows that token. For a token that it proposes itself, it reads its own state in place of the
 target's. It has a context with a cache of its own, which is rolled back to the text after each
-verdict, whatever the target's cache is. Nothing is computed while no drafts are requested: then the
+verdict, whatever the target's cache is. It sees no pictures: its cache begins after the last one.
+Nothing is computed while no drafts are requested: then the
 target's last states are kept, and read at the next request. Block drafters, which are also such
 heads, are in `duodec.backends.llamacpp.heads.blocks`.
 """
@@ -26,6 +27,7 @@ from duodec.backends.llamacpp.heads.files import EAGLE3, MTP, DraftLayer
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target.context import STOPPED, Batch, Threads, logits
 from duodec.backends.llamacpp.target.states import FINAL, HiddenStates, Staging, State
+from duodec.backends.llamacpp.vision.layout import Layout
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
@@ -45,22 +47,32 @@ _ROWS = 8  # tokens of a text that are computed at once with the logits after ea
 @dataclass
 class KnownText:
     """Hold what is known of a text: its last states, those of the draft that was scored after it,
-    and what the layer has read."""
+    and what the layer has read. Of a text with pictures, this is what stands after the last one."""
 
     begin: int = 0
     tokens: list[int] = field(default_factory=list)  # from ``begin`` on
     states: list[State] = field(default_factory=list)
     query: Query | None = None  # query of the last forward pass
+    layout: Layout = field(default_factory=Layout)  # layout of its text
     # Rows of its draft, by node + 1.
     rows: dict[int, tuple[int, State]] = field(default_factory=dict)
     # The layer has read these tokens, with the states of the tokens before.
     read: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
-    def put(self, position: int, token: int, state: State) -> None:
+    def follow(self, query: Query) -> None:
+        """Prepare for a query that the target is about to score."""
+        self.settle(query.text)
+        self.query, self.rows = query, {}
+        self.layout = Layout.of(query.text, query.shown)
+        if self.layout.runs and (end := self.layout.runs[-1].end) > self.begin:
+            del self.tokens[: end - self.begin], self.states[: end - self.begin]
+            self.begin = end
+
+    def put(self, index: int, token: int, state: State) -> None:
         """Store the state of a token. What was known from there on belongs to another text."""
-        number = position - self.begin
+        number = index - self.begin
         if not 0 <= number <= len(self.tokens):
-            self.begin, number = position, 0
+            self.begin, number = index, 0
         del self.tokens[number:], self.states[number:]
         self.tokens.append(token)
         self.states.append(state)
@@ -146,9 +158,7 @@ class LlamaHead(ABC):
     def follow(self, queries: Sequence[Query]) -> None:
         """Prepare for queries that the target is about to score."""
         for query in queries:
-            text = self._texts[self.sequence(query.slot)]
-            text.settle(query.text)
-            text.query, text.rows = query, {}
+            self._texts[self.sequence(query.slot)].follow(query)
 
     def keep(self, slot: int, entry: Entry, state: State) -> None:
         """Store the target's state of a token of the text, or of a draft after it."""
@@ -156,7 +166,7 @@ class LlamaHead(ABC):
         if entry.row:
             text.rows[entry.row] = entry.token, state
         else:
-            text.put(entry.position, entry.token, state)
+            text.put(text.layout.index(entry.position), entry.token, state)
 
     def forget(self, slot: int) -> None:
         """Forget what is known of a slot's text."""

@@ -296,6 +296,7 @@ class LlamaContext:
                 return int(self._lib.llama_decode(self.handle, self._batch.struct))
 
         self._compute(compute, entries, used)
+        self.states.computed(entries)
 
     def _compute(
         self, compute: Callable[[], int], entries: Sequence[Entry], used: set[int]
@@ -306,7 +307,6 @@ class LlamaContext:
             status = compute()
             if status == 0:
                 self.num_computed += len(entries)
-                self.states.computed(entries)
                 return
             if status == STOPPED:
                 for slot in used:

@@ -230,6 +230,7 @@ class LlamaTarget(Target):
 
     def _follow(self, queries: Sequence[Query]) -> None:
         if self._head:
+            self._take_states()  # of the texts that it follows so far
             self._head.follow(queries)
 
     def _take_states(self) -> None:

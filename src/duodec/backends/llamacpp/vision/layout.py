@@ -63,6 +63,11 @@ class Layout:
                 return run.position
         return position
 
+    def index(self, position: int) -> int:
+        """Of the text's token at a position that is no picture's, or of the draft's behind it."""
+        passed = (run for run in self.runs if position >= run.position + run.image.num_positions)
+        return position + sum(run.num_saved for run in passed)
+
     def until(self, end: int) -> Layout:
         """Of the first tokens, where no picture is cut in two."""
         if all(run.end <= end for run in self.runs):

@@ -92,6 +92,7 @@ def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
     do that was read, belongs to them."""
     messages: list[Block] = []
     texts: list[str | Block] = []
+    pictures: list[Block] = []  # next to results
     has_results = any(block.get("type") == "tool_result" for block in blocks)
     for i, block in enumerate(blocks):
         where = f"{place}.content[{i}]"
@@ -99,20 +100,37 @@ def _user(role: str, blocks: Sequence[Block], place: str) -> list[Block]:
             texts.append(_text(block, where))
         elif block.get("type") == "tool_result":
             inner = _blocks(block.get("content") or "", f"{where}.content")
-            output = "\n".join(
-                _text(part, where) if part.get("type") == "text" else unseen(part) for part in inner
-            )
             call_id = id_in(block, "tool_use_id", where)
+            output = _result(inner, where)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        elif has_results and block.get("type") == "image":
+            pictures.append(block)
         elif has_results:
             texts.append(unseen(block))
         elif block.get("type") == "image":
             texts.append(_picture(block, where))
         else:
             raise _other(block, where)
+    if pictures:
+        said = messages[-1]["content"]
+        own = said if isinstance(said, list) else [{"type": "text", "text": said}]
+        messages[-1]["content"] = [*own, *pictures]
     if texts or not messages:
         messages.append({"role": role, "content": _joined(texts)})
     return messages
+
+
+def _result(blocks: Sequence[Block], place: str) -> str | list[Block]:
+    """A tool's result: a text, or texts and pictures, which are read with the message."""
+    said = [
+        {"type": "text", "text": _text(block, place)} if block.get("type") == "text"
+        else block if block.get("type") == "image"
+        else {"type": "text", "text": unseen(block)}
+        for block in blocks
+    ]  # fmt: skip
+    if any(block["type"] == "image" for block in said):
+        return said
+    return "\n".join(block["text"] for block in said)
 
 
 def _joined(parts: Sequence[str | Block]) -> str | list[Block]:

@@ -26,6 +26,7 @@ _HABITS = frozenset({"user", "request_id", "priority", "metadata", "encoding", "
 
 def _text(value: Any, place: str) -> Any:
     """A text, or tokens. Raises ApiError."""
+    value = _spelled(value)
     if isinstance(value, list) and not all(type(one) is int for one in value):
         raise bad_field(place, f"{place} holds something that is no token; send whole numbers")
     if not isinstance(value, list | str):
@@ -35,9 +36,23 @@ def _text(value: Any, place: str) -> Any:
     return value
 
 
+def _spelled(value: Any) -> Any:
+    """The text of an object as llama.cpp's server takes it: of a prompt, or of parts."""
+    if not isinstance(value, dict):
+        return value
+    if isinstance(text := value.get("prompt_string"), str) and not value.get("multimodal_data"):
+        return text
+    parts = value.get("content")
+    if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+        texts = [part.get("text") for part in parts if part.get("type") == "text"]
+        if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+            return "".join(texts)
+    return value
+
+
 def _texts(value: Any) -> Any:
     """One text or several, each as a text or as tokens."""
-    if isinstance(value, str):
+    if isinstance(value := _spelled(value), str):
         return [value]
     if not isinstance(value, list):
         raise refused(f"is {kind(value)}; send a text, tokens, or an array of them")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, FailFast, Field, StrictBool, StrictStr, model_validator
 
-from duodec.chat.contents import NoText, unseen, with_files
+from duodec.chat.contents import NoText, with_files
 from duodec.chat.template import Message
 from duodec.server.api.bodies import (
     MAX_LOGPROBS,
@@ -59,7 +59,9 @@ def _message(value: dict[str, Any], number: int) -> dict[str, Any]:
     given = {name: own for name, own in value.items() if own is not None}
     images = given.pop("images", None)
     if images and value.get("role") == "tool":
-        given["content"] = "\n".join([str(given.get("content", "")), unseen({"type": "image"})])
+        own = images if isinstance(images, list) else [None]
+        parts = [{"type": "image", "source": {"type": "base64", "data": data}} for data in own]
+        given["content"] = [{"type": "text", "text": str(given.get("content", ""))}, *parts]
     elif images:
         given["content"] = _seen(given.get("content", ""), images, f"messages[{number}].images")
     renamed = {"thinking": "reasoning_content", "tool_name": "name"}

@@ -32,7 +32,8 @@ from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import kind
 
 Item = dict[str, Any]
-_TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
+_PICTURE = "input_image"
+_OF_TEXT = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _LOGPROBS = "message.output_text.logprobs"
 # but for logprobs there is nothing to include: no hosted tool runs, and nothing is encrypted
 _INCLUDED = (
@@ -164,11 +165,11 @@ def messages_of(items: Sequence[Item]) -> list[Item]:
         if form in ("function_call", "custom_tool_call"):
             _assistant(messages)["tool_calls"].append(_call(item, place))
         elif form == "message":
-            message = {"role": item.get("role"), "content": _text(item.get("content"), place)}
-            messages.append(message)
+            content = _content(item.get("content"), place)
+            messages.append({"role": item.get("role"), "content": content})
         elif form == "reasoning":
             parts = item.get("content") or item.get("summary") or []
-            thought += _text(parts, place)
+            thought += "".join(_texts(parts, place))
         elif form in ("function_call_output", "custom_tool_call_output"):
             output = _result(item.get("output"), place)
             messages.append(
@@ -204,17 +205,32 @@ def _call(item: Item, place: str) -> Item:
     return {"id": id_in(item, "call_id", place), "type": "function", "function": function}
 
 
-def _result(output: Any, place: str) -> str:
-    """The text of a tool's result, which may have pictures."""
+def _result(output: Any, place: str) -> str | list[Any]:
+    """A tool's result; what it has beside texts is read with the message."""
     try:
-        return result_of(output)
+        return output if isinstance(output, list) else result_of(output)
     except NoText as error:
         raise bad_field(f"{place}.output", f"{place}.output {error}") from None
 
 
-def _text(content: Any, place: str) -> str:
+def _content(content: Any, place: str) -> str | list[Item]:
+    """A text, or texts and pictures, which are read with the message."""
+    if not isinstance(content, list):
+        return "".join(_texts(content, place))
+    found = [
+        part
+        if isinstance(part, dict) and part.get("type") == _PICTURE
+        else {"type": "text", "text": _texts([part], place)[0]}
+        for part in content
+    ]
+    if any(part["type"] == _PICTURE for part in found):
+        return found
+    return "".join(part["text"] for part in found)
+
+
+def _texts(content: Any, place: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         raise bad_field(f"{place}.content", f"{place} has no text; send a string")
     texts = []
@@ -222,10 +238,10 @@ def _text(content: Any, place: str) -> str:
         form, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, "")
         if form == "refusal":
             form, text = "text", part.get("refusal")
-        if form not in _TEXTS or not isinstance(text, str):
+        if form not in _OF_TEXT or not isinstance(text, str):
             raise bad_field(
                 f"{place}.content",
                 f"{place} has a part of type {form!r}, and this model reads text only",
             )
         texts.append(text)
-    return "".join(texts)
+    return texts

@@ -9,11 +9,13 @@ share.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from duodec.chat.pictures import PART, ImageFile, RemoteImage
 from duodec.chat.template import Message
 from duodec.server.errors import ApiError
 from duodec.server.http.json_limits import MOST, Size, TooMuch, size_of
@@ -21,6 +23,7 @@ from duodec.server.http.json_limits import MOST, Size, TooMuch, size_of
 MOST_RESPONSES = 1024
 MOST_BYTES = 64 << 20
 
+_IS_REMOTE = "is_remote"  # of a part: its picture is an address
 _OF_ENTRY, _OF_TURN = 1024, 512  # bytes of what surrounds a response, and messages
 
 
@@ -37,7 +40,7 @@ class Turn:
     @classmethod
     def of(cls, messages: Sequence[Message], before: Turn | None = None) -> Turn:
         """Raises TooMuch, of these messages alone."""
-        data = _json(messages)
+        data = _json([_written(message) for message in messages])
         size, num_bytes = size_of(data), len(data) + _OF_TURN
         if before is not None:
             size, num_bytes = before.total.plus(size), before.total_bytes + num_bytes
@@ -54,11 +57,45 @@ class Turn:
             raise TooMuch(f"more than {most_bytes} bytes")
         self.total.check(MOST)
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Message]:
         """The messages of the whole conversation, read anew each time."""
         parts = [turn.messages for turn in _chain(self) if turn.messages][::-1]
-        found: list[dict[str, Any]] = json.loads(b"[" + b",".join(parts) + b"]")
-        return found
+        return [_read(message) for message in json.loads(b"[" + b",".join(parts) + b"]")]
+
+
+def _written(message: Message) -> Message:
+    """A message whose pictures are texts."""
+
+    def written(part: Any) -> Any:
+        file = part.get(PART) if isinstance(part, dict) else None
+        if isinstance(file, ImageFile):
+            return {**part, PART: b64encode(file.data).decode()}
+        if isinstance(file, RemoteImage):
+            return {**part, PART: file.url, _IS_REMOTE: True}
+        return part
+
+    return _with_parts(message, written)
+
+
+def _read(message: Message) -> Message:
+    """A message as it was."""
+
+    def read(part: Any) -> Any:
+        if not isinstance(part, dict) or PART not in part:
+            return part
+        held = {name: value for name, value in part.items() if name != _IS_REMOTE}
+        is_remote, text = _IS_REMOTE in part, part[PART]
+        return {**held, PART: RemoteImage(text) if is_remote else ImageFile(b64decode(text))}
+
+    return _with_parts(message, read)
+
+
+def _with_parts(message: Message, change: Callable[[Any], Any]) -> Message:
+    """A message with each part of its content changed, if it has parts."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [change(part) for part in content]}
 
 
 def _chain(turn: Turn | None) -> Iterator[Turn]:
