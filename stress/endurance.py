@@ -26,7 +26,7 @@ from benchmarks import RESULTS
 from duodec import Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.core.protocols import Drafted
+from duodec.core.drafters import Drafted
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.machine.cores import CoreSharing

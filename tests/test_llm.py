@@ -19,9 +19,10 @@ from fakes.mutants import Mutant
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import PacedTarget
+from duodec.core.drafters import Drafted
 from duodec.core.events import Started
-from duodec.core.protocols import Drafted, Query, Scores, Target
 from duodec.core.sampling.sampler import Context, Draw
+from duodec.core.targets import Query, Scores, Target
 from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 from duodec.machine.cores import CoreSharing, available_cores, keep_to

@@ -22,7 +22,7 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import warn

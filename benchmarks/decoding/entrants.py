@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
+from duodec.core.targets import Candidates
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.sps_rejection import RejectionSampling

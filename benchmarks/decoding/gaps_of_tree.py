@@ -23,7 +23,7 @@ from typing import Any
 from duodec import SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import TargetAround
-from duodec.core.protocols import Launched, Query, Scores
+from duodec.core.targets import Launched, Query, Scores
 from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named

@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks import Figures
 from duodec.backends.curves import CostCurve, published
-from duodec.core.protocols import Candidates
 from duodec.core.round import Round
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.core.targets import Candidates
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDrafter, Request

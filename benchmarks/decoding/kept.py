@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import DraftTraits

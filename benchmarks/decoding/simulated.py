@@ -45,7 +45,7 @@ from benchmarks.decoding.entrants import (
 )
 from benchmarks.decoding.kept import KeptRows, Shelf, prompts_key
 from duodec.backends.translation.wrapped import Wrapped
-from duodec.core.protocols import DraftModel
+from duodec.core.drafters import DraftModel
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import Widths
 from duodec.loading.config import EngineConfig

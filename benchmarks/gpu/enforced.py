@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from duodec.backends.paced import TargetAround
-from duodec.core.protocols import Candidates, Launched, Query, Scores
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw, Tokens
+from duodec.core.targets import Candidates, Launched, Query, Scores
 from duodec.errors import DistributionUnavailable
 from duodec_lab.bench.beds.replay import ReplayScores
 

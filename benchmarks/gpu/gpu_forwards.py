@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, RowQuery, Scores, Target
+from duodec.core.drafters import RowQuery
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import Query, Scores, Target
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 _WIDTHS = (2, 4, 8, 16, 32)  # of passes whose bits are compared

@@ -27,8 +27,9 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.width_choice import choice_for
 from duodec.backends.placement import Placement
 from duodec.backends.widths.choice import WidthChoice
-from duodec.core.protocols import Query, Tokenizer
 from duodec.core.sampling.sampler import Sampler
+from duodec.core.targets import Query
+from duodec.core.tokenizers import Tokenizer
 from duodec.core.traits import Widths
 from duodec_lab.bench.recording import Turn
 

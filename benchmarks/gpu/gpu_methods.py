@@ -19,9 +19,11 @@ from duodec.backends.drafter.in_turns import DrafterInTurns
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.core.protocols import Candidates, Drafter, Target, Tokenizer
+from duodec.core.drafters import Drafter
 from duodec.core.round import Stats
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Candidates, Target
+from duodec.core.tokenizers import Tokenizer
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import on_device, open_drafter

@@ -37,7 +37,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 
 WIDTHS = (1, 2, 4, 5, 8, 16, 32)
 PREFILL = 512

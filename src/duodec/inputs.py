@@ -14,10 +14,10 @@ from duodec.chat.pictures import Marked
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
 from duodec.core.prompts.pictures import PromptTokens, sight_of
-from duodec.core.protocols import Tokenizer
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.parameters import made, shown
 from duodec.core.sampling.sampler import SamplingParams, seeded
+from duodec.core.tokenizers import Tokenizer
 from duodec.errors import BadOption, ContextExceeded
 
 Prompt = str | Sequence[Message] | Sequence[int]

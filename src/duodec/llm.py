@@ -17,14 +17,16 @@ from typing import Any, overload
 
 from duodec.backends.grammar.trial import GrammarCompiler, GrammarTrial
 from duodec.chat.template import Message
+from duodec.core.drafters import Datastore, Drafter
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.prompts.pictures import shown_in, sight_of
-from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.least import NoEndBefore
 from duodec.core.sampling.parameters import made, shown, whole
 from duodec.core.sampling.sampler import Sampler, SamplingParams, seeded
+from duodec.core.targets import Target
 from duodec.core.text import TextStream
+from duodec.core.tokenizers import Tokenizer
 from duodec.errors import BadOption, warn
 from duodec.inputs import (
     EngineOptions,

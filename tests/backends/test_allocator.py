@@ -13,7 +13,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 from duodec.models import resolve
 
 _PROGRAM = """

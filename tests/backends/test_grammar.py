@@ -36,7 +36,7 @@ from duodec.backends.grammar import trial as grammar_trial
 from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
-from duodec.core.protocols import Drafter, DraftRequest
+from duodec.core.drafters import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Context, Sampler

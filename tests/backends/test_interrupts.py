@@ -21,7 +21,7 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.draft import Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 from duodec.models import resolve
 
 # a library that never comes back, and does not know of signals

@@ -12,7 +12,7 @@ from fakes.decoding import FakeTokenizer
 
 from duodec.backends.curves import CostCurve
 from duodec.backends.translation.wrapped import Wrapped
-from duodec.core.protocols import DraftModel
+from duodec.core.drafters import DraftModel
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import Widths
 from duodec.llm import LLM

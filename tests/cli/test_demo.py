@@ -22,8 +22,8 @@ from duodec.cli import app
 from duodec.cli.commands import demo
 from duodec.cli.completion import StreamedCompletion
 from duodec.core.events import Finished
-from duodec.core.protocols import Launched, Query
 from duodec.core.round import Round, Stats
+from duodec.core.targets import Launched, Query
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from duodec.backends.paced import num_rows
-from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw
+from duodec.core.targets import Candidates, Query, Scores, Target
 from duodec.errors import ComputeFailed
 from duodec_lab.bench.beds.latency import LatencyCurve, PrefillCounter
 

@@ -16,7 +16,7 @@ import pytest
 from fakes.decoding import LETTERS, Letters, noisy_text
 
 from duodec.cli import app
-from duodec.core.protocols import Query, Scores, Target
+from duodec.core.targets import Query, Scores, Target
 from duodec.core.traits import TargetTraits
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig

@@ -21,11 +21,12 @@ from fakes.targets import Caches
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
+from duodec.core.drafters import Drafted, Drafter, DraftRequest
 from duodec.core.rows import Row
 from duodec.core.sampling.least import NoEndBefore
 from duodec.core.sampling.logprobs import Logprob
 from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler, SamplingParams
+from duodec.core.targets import Candidates, Query, Scores, Target
 from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree

@@ -19,11 +19,12 @@ from hypothesis import HealthCheck, settings
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores, Target
+from duodec.core.drafters import Drafted, DraftModel, DraftRequest, RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.special_tokens import NO_TOKENS
+from duodec.core.targets import Query, Scores, Target
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request, Wait

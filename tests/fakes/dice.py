@@ -22,7 +22,7 @@ import pytest
 from fakes.decoding import FixedBudget, Session, TickingClock, decode_rounds, noisy_text
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Drafted
+from duodec.core.drafters import Drafted
 from duodec.core.rows import Row
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import GrammarEnded

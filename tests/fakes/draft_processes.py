@@ -12,7 +12,7 @@ import numpy as np
 from fakes.decoding import Session, decode_rounds
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.core.protocols import Drafted, DraftRequest, Plan
+from duodec.core.drafters import Drafted, DraftRequest, Plan
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting.plans import Chain
 from duodec.methods.registry import method

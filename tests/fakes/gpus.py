@@ -19,8 +19,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import duodec_torch
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.errors import ModelUnreadable
 from duodec_torch import target

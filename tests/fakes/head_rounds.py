@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Query, Target
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query, Target
 from duodec.drafting.heads import Likeliest
 
 CHAIN = Likeliest(num_leaves=1, num_candidates=1, depth=3)

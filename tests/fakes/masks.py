@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context
 from duodec.core.traits import DraftTraits, Parallel

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from duodec.core import protocols, rows
+from duodec.core import rows, targets
 from duodec.core.draft import ROOT
-from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.rows import Row, descending, log_normaliser
 from duodec.core.sampling import noise, sampler
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import NUM_CANDIDATES, Candidates
 from duodec.drafting import constants
 from duodec.drafting.continuations import (
     END,
@@ -62,7 +62,7 @@ def use(patch: pytest.MonkeyPatch) -> None:
         for name, function in vars(oracle).items():
             if callable(function) or isinstance(function, property):
                 patch.setattr(compiled, name, function, raising=False)
-    for module in (protocols, rows, sampler):
+    for module in (targets, rows, sampler):
         patch.setattr(module, "ranking", Ranking)
     for module in (planner, speculator):
         patch.setattr(module, "grow", grow)

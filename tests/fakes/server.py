@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 for _name in ("starlette", "uvicorn", "prometheus_client", "httpx"):
-    pytest.importorskip(_name, reason=f"{_name} is not installed: pip install '.[server,dev]'")
+    pytest.importorskip(_name, reason=f"{_name} is not installed: make setup")
 
 import httpx  # noqa: E402
 import uvicorn.server  # noqa: E402
 from fakes.decoding import LETTERS, Letters  # noqa: E402
 
-from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # noqa: E402
+from duodec.core.drafters import Datastore, Drafter  # noqa: E402
+from duodec.core.targets import Query, Scores, Target  # noqa: E402
 from duodec.llm import LLM  # noqa: E402
 from duodec.server.models.registry import Source  # noqa: E402
 from duodec.server.process import Server, listen  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from duodec.core.protocols import Launched, Query, Scores, Target
+from duodec.core.targets import Launched, Query, Scores, Target
 from duodec.core.traits import TargetCache, TargetTraits
 
 

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec_torch.forward.fusing import fuse
 from duodec_torch.forward.network import Network

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from duodec.core.protocols import DraftModel
+from duodec.core.drafters import DraftModel
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context
 from duodec.testing import TableDraftModel

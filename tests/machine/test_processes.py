@@ -23,7 +23,7 @@ from fakes.server import until
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
-from duodec.core.protocols import DraftModel
+from duodec.core.drafters import DraftModel
 from duodec.core.sampling.grammar import Grammar
 from duodec.errors import BadOption
 from duodec.machine.helper import Helper

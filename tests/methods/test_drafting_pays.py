@@ -8,8 +8,8 @@ import pytest
 from fakes.decoding import PROMPT, FakeClock, FixedBudget, Session, decode_rounds
 from fakes.server import TABLE, Slowed, engine_on_tables
 
+from duodec.core.drafters import DraftRequest, Plan
 from duodec.core.events import Finished
-from duodec.core.protocols import DraftRequest, Plan
 from duodec.core.round import Round
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.turns import InTurns

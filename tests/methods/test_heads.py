@@ -23,16 +23,10 @@ from duodec.backends.drafter.channel import Kind, Progress
 from duodec.backends.drafter.requests import _Received
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import (
-    DraftModel,
-    DraftRequest,
-    HeadPlan,
-    Proposed,
-    Query,
-    Scores,
-)
+from duodec.core.drafters import DraftModel, DraftRequest
 from duodec.core.round import Round
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.core.targets import HeadPlan, Proposed, Query, Scores
 from duodec.core.traits import DraftTraits
 from duodec.core.turns import InTurns
 from duodec.core.verify import verify

@@ -35,9 +35,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
+from duodec.core.drafters import Drafter, DraftRequest
 from duodec.core.round import Round, Stats
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.core.targets import Query, Scores
 from duodec.core.traits import TargetTraits, Widths
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree

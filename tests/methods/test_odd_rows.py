@@ -13,9 +13,9 @@ from fakes.targets import Chains
 
 from duodec.backends.curves import CostCurve
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Query, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.core.targets import Candidates, Query, Target
 from duodec.errors import ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS

@@ -11,7 +11,7 @@ from fakes.masks import MASK, NUM_PARALLEL, MaskedModel
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
-from duodec.core.protocols import DraftRequest, RowQuery
+from duodec.core.drafters import DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.core.traits import DraftTraits

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
-from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.drafters import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import DraftTraits

@@ -12,9 +12,10 @@ import pytest
 from fakes.decoding import PROMPT, FakeClock, Session, decode_rounds, plain_text
 
 from duodec.backends.translation.wrapped import Wrapped
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
+from duodec.core.drafters import Drafted, DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query, Scores
 from duodec.core.turns import InTurns
 from duodec.drafting import constants
 from duodec.drafting.growth import Tree

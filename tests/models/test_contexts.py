@@ -22,7 +22,7 @@ from duodec.backends.llamacpp.target.caches import CACHE_TYPES, CacheTypes
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 from duodec.errors import BadOption, ContextExceeded
 from duodec.loading import backends
 from duodec.loading.config import EngineConfig

@@ -12,7 +12,7 @@ import pytest
 from fakes.decoding import FakeClock, FakeTokenizer
 
 from duodec.cli.app import run
-from duodec.core.protocols import DraftRequest
+from duodec.core.drafters import DraftRequest
 from duodec.llm import LLM
 from duodec.loading import profile as profiling
 from duodec.loading import resolve

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
-from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.rows import top
 from duodec.core.sampling import noise
 from duodec.core.sampling.sampler import Context as Before
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
+from duodec.core.targets import NUM_CANDIDATES, Candidates
 from duodec.drafting import constants
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes

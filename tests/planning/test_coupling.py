@@ -11,8 +11,8 @@ from fakes.decoding import FakeClock, FixedBudget, GivenSource, Session, decode_
 from fakes.oracles import likely_of_row, likely_of_texts
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import NUM_CANDIDATES, Candidates, Query
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.core.targets import NUM_CANDIDATES, Candidates, Query
 from duodec.drafting import constants
 from duodec.methods.stream import Stream
 from duodec.planning.coupling import Coupling

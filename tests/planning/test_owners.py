@@ -7,8 +7,8 @@ import random
 import numpy as np
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Candidates
 from duodec.drafting.owners import ByOwner
 from duodec.drafting.suffix import Suffixes
 from duodec.planning.sources import Lessons, MatchSource, TextMemory, TextSources

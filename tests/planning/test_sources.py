@@ -26,8 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Candidates, Query, Scores, Target
 from duodec.core.verify import verify
 from duodec.drafting.recycling import MAX_ORDER, NUM_CANDIDATES, RecycledRows
 from duodec.methods.registry import method

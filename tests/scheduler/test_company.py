@@ -11,7 +11,7 @@ import pytest
 from fakes.company import NUM_VOCAB, Company, FreshScores, Record, keep_company
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.core.protocols import DraftRequest
+from duodec.core.drafters import DraftRequest
 from duodec.core.sampling.sampler import Draw
 from duodec.testing import TableModel
 

@@ -14,8 +14,8 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.tree_cache import Entry
-from duodec.core.protocols import Target
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Target
 from duodec.core.traits import Widths
 from duodec.llm import LLM
 from duodec.models import resolve

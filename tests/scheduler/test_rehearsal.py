@@ -22,8 +22,9 @@ from fakes.decoding import (
 )
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Drafted, Drafter, Launched, Query, Scores, Target
+from duodec.core.drafters import Drafted, Drafter
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Candidates, Launched, Query, Scores, Target
 from duodec.core.traits import TargetTraits
 from duodec.drafting.plans import Chain
 from duodec.methods.draft_selector import DraftSelector

@@ -19,9 +19,10 @@ from fakes.targets import Caches, Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.core.draft import Draft
+from duodec.core.drafters import Drafted, Drafter
 from duodec.core.events import Finished
-from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Query, Scores, Target
 from duodec.core.traits import TargetCache
 from duodec.errors import BadOption, ComputeFailed
 from duodec.llm import LLM

@@ -13,8 +13,8 @@ from fakes.decoding import Letters
 from fakes.server import MODEL, TABLE, Running, engine_on_tables, running
 
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores, Target
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query, Scores, Target
 from duodec.testing import TableTarget
 
 KEYS = ("alice", "bob")

@@ -9,7 +9,7 @@ import pytest
 from fakes.decoding import LETTERS, Letters
 from fakes.server import TABLE, Running, Slowed, events, running
 
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 from duodec.server.api.shapes import TextOffsets
 from duodec.testing import TableTarget
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("starlette", reason="starlette is not installed: pip install '.[server,dev]'")
+pytest.importorskip("starlette", reason="starlette is not installed: make setup")
 
 from duodec.core.events import Delta, Finished, Segment
 from duodec.methods.ar import Autoregressive

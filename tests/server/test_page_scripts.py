@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="starlette is not installed: pip install '.[server,dev]'")
+pytest.importorskip("starlette", reason="starlette is not installed: make setup")
 
 from duodec.server.page import chat_page, content_policy
 

@@ -19,9 +19,9 @@ from duodec.backends.llamacpp.target.chains import LlamaChains, chain_of
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams, Tokens
+from duodec.core.targets import Query
 from duodec.errors import BadOption, ContextExceeded
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig

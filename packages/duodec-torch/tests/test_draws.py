@@ -19,10 +19,10 @@ from fakes.torch_models import LARGE
 
 from duodec.core import rows
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import Grammar, GrammarEnded
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Candidates, Query
 from duodec.errors import BadOption, ComputeFailed
 from duodec_torch.sampling import draws
 from duodec_torch.sampling import noise as twin

@@ -12,8 +12,8 @@ import torch
 from fakes.torch_models import LARGE, NUM_VOCAB, build, logits, query_of, random_text, random_tree
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec_torch.forward.graphs import Queue
 from duodec_torch.forward.network import Network
 from duodec_torch.forward.spreading import blocks

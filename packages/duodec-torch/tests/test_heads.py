@@ -17,8 +17,8 @@ from fakes.decoding import FixedBudget, Session, decode_rounds
 from fakes.torch_models import NUM_VOCAB, build, random_text
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.core.verify import verify
 from duodec.drafting.heads import Likeliest

@@ -28,9 +28,9 @@ from fakes.torch_models import (
 )
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.rows import top
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec_torch.forward import kernels, layouts
 from duodec_torch.forward.attention import Scoring

@@ -16,8 +16,8 @@ from fakes.torch_models import build
 from fakes.torch_peak import peak_bytes
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec.errors import ModelUnreadable
 from duodec_torch.checkpoint.memory import Extent, Need, sizes_of
 from duodec_torch.checkpoint.placing import DevicePlacement

@@ -19,7 +19,7 @@ from fakes.torch_models import KINDS, NUM_VOCAB, WINDOWED, build, random_text, t
 
 from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling.grammar import Grammar

@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 
 from fakes.server import Running, running
 
-from duodec.core.protocols import Query, Scores
+from duodec.core.targets import Query, Scores
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec_torch.target import TorchTarget

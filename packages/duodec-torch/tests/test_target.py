@@ -33,8 +33,8 @@ from fakes.torch_models import (
 )
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Candidates
 from duodec.core.sampling.sampler import Distribution
+from duodec.core.targets import Candidates
 from duodec.core.traits import Widths
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 from duodec_torch.forward.attention import Layout, TextWindow

@@ -20,7 +20,7 @@ from fakes.decoding import FakeClock, FixedBudget, LoggedDrafter, plain_text
 from fakes.vllm_rows import FakeEngine
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.core.protocols import Drafted, DraftRequest
+from duodec.core.drafters import Drafted, DraftRequest
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.methods.request import NoDrafter
 from duodec.planning.costs import Costs

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.placement import Placement
 from duodec.backends.translation.recipe import VocabularyRecipe
-from duodec.core.protocols import Target, Tokenizer
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Target
+from duodec.core.tokenizers import Tokenizer
 from duodec.core.traits import Widths
 from duodec.errors import ContextExceeded
 from duodec.machine.core_plan import CorePlan

@@ -8,7 +8,7 @@ from functools import cached_property
 from time import perf_counter, sleep
 
 from duodec.backends.curves import CostCurve
-from duodec.core.protocols import Launched, Query, Scores, Target
+from duodec.core.targets import Launched, Query, Scores, Target
 from duodec.core.traits import TargetCache, TargetTraits
 
 _SPIN_S = 0.0002  # the last moments of a wait are spun, since sleeping is not that exact

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from duodec.chat.template import Message, render
-from duodec.core.protocols import Tokenizer
+from duodec.core.tokenizers import Tokenizer
 from duodec.errors import BadOption
 
 _MARKS = ("ALPHA7", "BETA7", "GAMMA7")  # what the messages say, which no template does

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from duodec.chat.pictures import Marked
 from duodec.chat.template import Message, render
 from duodec.core.prompts.pictures import Picture, PromptTokens, TextPart, sight_of
-from duodec.core.protocols import Tokenizer
 from duodec.core.special_tokens import SpecialTokens, Spelled
+from duodec.core.tokenizers import Tokenizer
 from duodec.errors import BadOption
 
 _PROBE = "ALPHA7"  # what no template says

@@ -8,7 +8,7 @@ from itertools import islice
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import DraftModel, DraftRequest, Plan
+from duodec.core.drafters import DraftModel, DraftRequest, Plan
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Heads, Proposed, Query, Scores
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import GrammarEnded
 from duodec.core.sampling.sampler import Distribution, Draw, Sampler
+from duodec.core.targets import Heads, Proposed, Query, Scores
 from duodec.errors import BadOption, DuodecError
 
 

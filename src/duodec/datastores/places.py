@@ -11,7 +11,7 @@ from duodec.errors import BadOption, DatastoreUnreadable
 from duodec.models import cache_folder
 
 if TYPE_CHECKING:
-    from duodec.core.protocols import Tokenizer
+    from duodec.core.tokenizers import Tokenizer
 
 _STRIDE = 4  # the pieces of all of 152,000 tokens would take 0.2 s at each start
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.drafters import DraftModel, DraftRequest, RowQuery
 from duodec.core.round import TICK_S
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context, Sampler, Tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
-from duodec.core.protocols import Heads
+from duodec.core.targets import Heads
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.drafters import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import GrammarEnded

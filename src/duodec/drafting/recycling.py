@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ctypes import c_int64
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import NUM_CANDIDATES as NUM_CANDIDATES
-from duodec.core.protocols import Candidates
+from duodec.core.targets import NUM_CANDIDATES as NUM_CANDIDATES
+from duodec.core.targets import Candidates
 from duodec.drafting import constants
 from duodec.drafting.owners import ByOwner
 from duodec.native.library import MAX_ORDER as MAX_ORDER

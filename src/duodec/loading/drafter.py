@@ -23,7 +23,8 @@ from duodec.backends.translation.recipe import TranslatedRecipe, VocabularyRecip
 from duodec.backends.translation.text import Frame
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.chat.frames import frames_of
-from duodec.core.protocols import DraftModel, Tokenizer
+from duodec.core.drafters import DraftModel
+from duodec.core.tokenizers import Tokenizer
 from duodec.errors import BackendUnavailable, warn
 from duodec.loading.resolve import ResolvedPair
 from duodec.loading.vetting import vetted

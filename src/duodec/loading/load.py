@@ -12,7 +12,9 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.loaded import LoadedTarget, RunningTarget, TargetModel
 from duodec.backends.paced import PacedTarget
 from duodec.backends.placement import Placement
-from duodec.core.protocols import Datastore, Target, Tokenizer
+from duodec.core.drafters import Datastore
+from duodec.core.targets import Target
+from duodec.core.tokenizers import Tokenizer
 from duodec.datastores import open_for
 from duodec.errors import BackendUnavailable, DuodecError, warn
 from duodec.loading import backends, placing

@@ -13,8 +13,9 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.loaded import LoadedTarget
 from duodec.backends.placement import Placement
-from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target
+from duodec.core.drafters import Drafter, DraftRequest, Plan
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import Query, Target
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, DuodecError
 from duodec.loading.config import EngineConfig

@@ -19,9 +19,11 @@ import numpy as np
 
 from duodec.backends.step_time import StepTime
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target, Vocabulary
+from duodec.core.drafters import Drafter, DraftRequest, Plan
 from duodec.core.round import median
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import Query, Target
+from duodec.core.tokenizers import Vocabulary
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, Comb
 from duodec.machine.busy import NOTABLE, OtherPrograms

@@ -16,8 +16,8 @@ import numpy as np
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import NO_DRAFT, ROOT, Draft
+from duodec.core.drafters import Drafted
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Drafted
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
 from duodec.drafting import constants

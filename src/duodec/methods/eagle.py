@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duodec.core.protocols import HeadPlan
+from duodec.core.targets import HeadPlan
 from duodec.drafting.heads import Likeliest
 from duodec.methods.heads import HeadsMethod
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import HeadPlan, Scores
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import HeadPlan, Scores
 from duodec.methods.loops import serial
 from duodec.methods.method import Method
 from duodec.methods.request import Loop, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duodec.core.protocols import HeadPlan
+from duodec.core.targets import HeadPlan
 from duodec.methods.heads import HeadsMethod
 from duodec.methods.medusa import TREE
 

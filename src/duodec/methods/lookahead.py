@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duodec.core.draft import ROOT, Draft, TreeBuilder
-from duodec.core.protocols import Scores
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Scores
 from duodec.drafting.jacobi import NgramPool, Window
 from duodec.methods.loops import serial
 from duodec.methods.method import Method

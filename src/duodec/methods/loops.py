@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from duodec.core.draft import NO_DRAFT, Draft
-from duodec.core.protocols import Drafted, HeadPlan, Plan, Scores
+from duodec.core.drafters import Drafted, Plan
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import HeadPlan, Scores
 from duodec.core.verify import Rule, keyed, verify
 from duodec.methods.request import Forward, Loop, Request, Score
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Scores
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Scores
 from duodec.drafting.owners import ByOwner
 from duodec.drafting.recycling import NUM_CANDIDATES, Adjacency, adjacencies, recycled
 from duodec.methods.loops import serial

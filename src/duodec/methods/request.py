@@ -13,21 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
+from duodec.core.drafters import Datastore, Drafted, Drafter, DraftRequest, Plan
 from duodec.core.events import DraftSource, FinishReason, Segment
 from duodec.core.prompts.pictures import blanked, shown_in
-from duodec.core.protocols import (
-    Datastore,
-    Drafted,
-    Drafter,
-    DraftRequest,
-    HeadPlan,
-    Plan,
-    Query,
-    Scores,
-)
 from duodec.core.round import Round
 from duodec.core.sampling.logprobs import Logprob, logprob
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import HeadPlan, Query, Scores
 from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.core.turns import InTurns

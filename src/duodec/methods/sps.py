@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duodec.core.protocols import Plan
+from duodec.core.drafters import Plan
 from duodec.drafting.plans import Chain
 from duodec.methods.loops import serial
 from duodec.methods.method import Method

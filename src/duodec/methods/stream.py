@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import NUM_CANDIDATES, HeadPlan
 from duodec.core.round import Round
+from duodec.core.targets import NUM_CANDIDATES, HeadPlan
 from duodec.core.traits import Widths
 from duodec.core.verify import Verdict, verify
 from duodec.drafting import constants

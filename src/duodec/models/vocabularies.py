@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duodec.core.protocols import Vocabulary
+from duodec.core.tokenizers import Vocabulary
 
 _PADDING = 512  # a vocabulary may be padded by this many tokens that are never drawn
 

@@ -19,7 +19,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 
-from duodec.core.protocols import Proposed
+from duodec.core.targets import Proposed
 from duodec.drafting import constants
 from duodec.planning.batch_governor import BatchGovernor, level
 from duodec.planning.costs import Costs

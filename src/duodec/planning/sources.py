@@ -10,8 +10,9 @@ from time import perf_counter
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Candidates, Datastore, Scores
+from duodec.core.drafters import Datastore
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import Candidates, Scores
 from duodec.drafting import constants
 from duodec.drafting.continuations import most_frequent
 from duodec.drafting.owners import ByOwner

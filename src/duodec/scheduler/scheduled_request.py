@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from duodec.core.events import Delta, Finished, FinishReason
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores
 from duodec.core.round import Stats
 from duodec.core.sampling.logprobs import Logprob
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query, Scores
 from duodec.methods.method import Method
 from duodec.methods.request import Loop, Need, Request, Score
 from duodec.scheduler.outputs import Counts, Done, Output, Piece

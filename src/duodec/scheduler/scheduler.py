@@ -16,16 +16,10 @@ from functools import partial
 from threading import Condition
 from time import perf_counter, process_time
 
-from duodec.core.protocols import (
-    Drafted,
-    Launched,
-    Proposed,
-    Query,
-    Scores,
-    Target,
-)
+from duodec.core.drafters import Drafted
 from duodec.core.sampling.grammar import GrammarEnded
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Launched, Proposed, Query, Scores, Target
 from duodec.errors import ComputeFailed
 from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait

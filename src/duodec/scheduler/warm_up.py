@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from duodec.core.protocols import Candidates, Launched, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw
+from duodec.core.targets import Candidates, Launched, Query, Scores, Target
 from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.errors import DistributionUnavailable

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, Target
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.special_tokens import NO_TOKENS, SpecialTokens, Spelled
+from duodec.core.targets import Query, Target
 from duodec.testing.tables import TableTarget
 
 _FIRST, _NUM_LETTERS = 32, 95  # in ASCII, from the space on

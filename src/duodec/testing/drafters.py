@@ -6,7 +6,7 @@ from time import perf_counter
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest
+from duodec.core.drafters import Drafted, DraftModel, DraftRequest
 
 
 class InlineDrafter:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core.protocols import Drafter, Target
+from duodec.core.drafters import Drafter
 from duodec.core.round import Round
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams, Tokens
+from duodec.core.targets import Target
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request

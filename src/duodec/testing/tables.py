@@ -14,17 +14,10 @@ from time import sleep
 import numpy as np
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.protocols import (
-    Candidates,
-    DraftModel,
-    Proposed,
-    Query,
-    RowQuery,
-    Scores,
-    Target,
-)
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Context, Distribution, Draw
+from duodec.core.targets import Candidates, Proposed, Query, Scores, Target
 from duodec.core.traits import TargetTraits
 from duodec.core.verify import Verdict, propose
 

@@ -25,7 +25,7 @@ from fakes.draft_processes import (
 
 from duodec.backends.drafter.channel import Channel
 from duodec.backends.drafter.supervision import HangDetector
-from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.drafting.plans import Chain
 from duodec.machine.processes import Activity

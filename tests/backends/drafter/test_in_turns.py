@@ -10,8 +10,8 @@ from fakes.decoding import PROMPT, FakeTokenizer
 
 from duodec.backends.drafter.in_turns import DrafterInTurns
 from duodec.backends.translation.wrapped import Wrapped
+from duodec.core.drafters import DraftModel, DraftRequest, RowQuery
 from duodec.core.events import Finished
-from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.turns import InTurns

@@ -37,7 +37,7 @@ from duodec.backends.drafter import supervision
 from duodec.backends.drafter.channel import Channel, Frame, Kind
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftModel, RowQuery
+from duodec.core.drafters import Drafted, DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.drafting.growth import Tree
@@ -434,7 +434,7 @@ def test_it_dies_with_its_parent(end: str) -> None:
         "import os, numpy, time\n"
         "from duodec.backends.drafter.process import ProcessDrafter\n"
         "from duodec.testing import TableModel\n"
-        "from duodec.core.protocols import DraftRequest\n"
+        "from duodec.core.drafters import DraftRequest\n"
         "from duodec.drafting.plans import Chain\n"
         "drafter = ProcessDrafter(TableModel(seconds=600), on_warning=print)\n"
         "drafter.wait_ready()\n"

@@ -24,7 +24,7 @@ from fakes.draft_processes import (
     until,
 )
 
-from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.traits import DraftTraits
 from duodec.core.turns import InTurns

@@ -25,8 +25,8 @@ from duodec.backends.llamacpp.heads.blocks import open_head
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams, Tokens
+from duodec.core.targets import Query
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ModelUnreadable
 from duodec.llm import load

@@ -32,8 +32,8 @@ from duodec.backends.llamacpp.target.padded_slots import LlamaPaddedSlots
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded, ModelUnreadable
 from duodec.loading.config import EngineConfig

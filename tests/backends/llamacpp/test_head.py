@@ -20,7 +20,7 @@ from duodec.backends.llamacpp.drafts.head import Frequency, Head, frequency
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.core.draft import Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 from duodec.errors import BadOption
 
 SHIPPED = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"

@@ -26,8 +26,8 @@ from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ComputeFailed, ModelUnreadable

@@ -41,8 +41,8 @@ from duodec.backends.llamacpp.vision.sight import LlamaSight
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prompts.pictures import Picture, PromptTokens
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.errors import BadOption, ContextExceeded, ModelUnreadable, PicturesFull
 from duodec.methods.registry import METHODS

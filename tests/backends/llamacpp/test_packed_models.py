@@ -17,7 +17,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 
 NUM_ROWS, START = 64, 45
 TOKENS = np.random.default_rng(3).integers(10, 1000, START + NUM_ROWS).astype(np.int32)

@@ -30,8 +30,8 @@ from duodec.backends.widths.choice import WidthChoice, measure, measure_changing
 from duodec.backends.widths.classes import agreeing, num_cells
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.errors import BadOption
 from duodec.loading import backends

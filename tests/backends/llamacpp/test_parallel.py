@@ -23,7 +23,7 @@ from duodec.backends.llamacpp.drafts.parallel import (
 )
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.core.draft import Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 from duodec.core.traits import Parallel
 from duodec.errors import BadOption
 

@@ -22,9 +22,10 @@ from fakes.seeing_pairs import tokens as tokens_of
 from duodec import LLM
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
+from duodec.core.drafters import Drafted, DraftModel
 from duodec.core.events import Finished
 from duodec.core.prompts.pictures import PromptTokens
-from duodec.core.protocols import Drafted, DraftModel, Query
+from duodec.core.targets import Query
 from duodec.methods.registry import METHODS
 from duodec.testing import InlineDrafter
 

@@ -24,7 +24,7 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target

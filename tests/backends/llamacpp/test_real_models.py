@@ -30,7 +30,8 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.paced import PacedTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, RowQuery
+from duodec.core.drafters import RowQuery
+from duodec.core.targets import Query
 from duodec.errors import ContextExceeded, ModelUnreadable
 from duodec.methods import request
 from duodec.methods.registry import METHODS

@@ -29,10 +29,11 @@ from duodec.backends.llamacpp.target.recurrent import NUM_SNAPSHOTS, LlamaRecurr
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
+from duodec.core.drafters import RowQuery
 from duodec.core.events import Finished
-from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Query
 from duodec.errors import BadOption, ModelUnreadable
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig

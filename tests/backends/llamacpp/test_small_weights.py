@@ -20,7 +20,7 @@ from duodec.backends.llamacpp.drafts import small_weights
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.core.draft import Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 from duodec.errors import BadOption
 from duodec.loading import drafter
 

@@ -16,7 +16,8 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, RowQuery
+from duodec.core.drafters import RowQuery
+from duodec.core.targets import Query
 from duodec.core.traits import TargetCache
 from duodec.errors import ComputeFailed
 from duodec.models import resolve

@@ -27,7 +27,7 @@ from duodec.backends.translation.rows import NONE, Correspondence
 from duodec.backends.translation.spelling import Spelling, last_cut
 from duodec.backends.translation.text import Frame, TranslatedText
 from duodec.core.draft import Draft
-from duodec.core.protocols import DraftRequest, RowQuery
+from duodec.core.drafters import DraftRequest, RowQuery
 from duodec.core.rows import log_normaliser
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import Sampler, SamplingParams

@@ -17,8 +17,8 @@ from duodec.backends.curves import CostCurve
 from duodec.cli.app import run
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Query
 from duodec.errors import BadOption, ContextExceeded, ResultsUnreadable
 from duodec.llm import LLM
 from duodec.methods import registry

@@ -14,8 +14,8 @@ from fakes.decoding import Session, decode_rounds
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import PacedTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Candidates, Query
 from duodec.errors import DistributionUnavailable
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request

@@ -10,8 +10,8 @@ from duodec.backends.curves import CostCurve, published
 from duodec.backends.llamacpp.target.width_choice import WIDTHS
 from duodec.backends.widths.choice import WidthChoice
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method

@@ -19,18 +19,11 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.cli.app import run
 from duodec.core.draft import Draft
-from duodec.core.protocols import (
-    Candidates,
-    DraftModel,
-    DraftRequest,
-    Query,
-    RowQuery,
-    Scores,
-    Target,
-)
+from duodec.core.drafters import DraftModel, DraftRequest, RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Candidates, Query, Scores, Target
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest

@@ -22,8 +22,8 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.drafts.parallel import parallel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Query
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec_lab.bench.beds import prices

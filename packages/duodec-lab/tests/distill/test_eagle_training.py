@@ -27,8 +27,8 @@ from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Query
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ModelUnreadable
 from duodec.llm import load

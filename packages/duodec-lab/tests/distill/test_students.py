@@ -21,7 +21,7 @@ from duodec.backends.llamacpp.drafts.head import frequency
 from duodec.backends.llamacpp.drafts.parallel import parallel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 from duodec.core.traits import Parallel
 from duodec_lab.distill.files import Folder
 from duodec_lab.distill.recording import NONE, Recording, Sample

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import (
+from duodec.core.rows import Row
+from duodec.core.sampling.sampler import Distribution, Draw, Sampler, SamplingParams
+from duodec.core.targets import (
     Candidates,
     Heads,
     InThisThread,
@@ -23,8 +25,6 @@ from duodec.core.protocols import (
     Scores,
     Target,
 )
-from duodec.core.rows import Row
-from duodec.core.sampling.sampler import Distribution, Draw, Sampler, SamplingParams
 from duodec.core.traits import TargetTraits, Widths
 from duodec.core.verify import Verdict, propose
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded

@@ -16,7 +16,7 @@ from threading import Condition, RLock, Thread
 from time import sleep
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.protocols import Drafted, Drafter, DraftRequest
+from duodec.core.drafters import Drafted, Drafter, DraftRequest
 from duodec.methods.request import NoDrafter
 from duodec.planning.costs import Costs
 

@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 
 from duodec.core.candidates import CandidateTree, TreeCursor
-from duodec.core.protocols import DraftRequest
+from duodec.core.drafters import DraftRequest
 from duodec.core.sampling.sampler import Sampler
 from duodec.drafting.growth import Tree
 from duodec.planning.acceptance import Acceptance

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, Drafter, DraftModel, DraftRequest
+from duodec.core.drafters import Drafted, Drafter, DraftModel, DraftRequest
 from duodec.core.sampling.grammar import Grammar, Mask
 
 _MOST_FAULTS = 2  # in a row; a single failure may be a lack of memory

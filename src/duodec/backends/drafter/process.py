@@ -16,7 +16,7 @@ from duodec.backends.drafter.channel import Frame, Kind
 from duodec.backends.drafter.child import Child, Children, Fault
 from duodec.backends.drafter.requests import Requests
 from duodec.backends.drafter.supervision import DOUBT_S, HANG_S, HangDetector, Incidents
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest
+from duodec.core.drafters import Drafted, DraftModel, DraftRequest
 from duodec.errors import BackendUnavailable
 
 _CLOSED_S = 0.001  # between two looks at a process whose end is not known yet

@@ -20,7 +20,7 @@ from duodec.backends.drafter.child import Child
 from duodec.backends.drafter.supervision import DOUBT_S, Pace, Silence
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftRequest, Plan
+from duodec.core.drafters import Drafted, DraftRequest, Plan
 from duodec.core.sampling.sampler import Distribution, Sampler, Tokens
 
 _NOTHING = np.empty(0, dtype=np.int32)

@@ -32,8 +32,8 @@ from duodec.backends.drafter.channel import (
 )
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
+from duodec.core.drafters import DraftModel, DraftRequest, RowQuery
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns

@@ -29,8 +29,8 @@ from duodec.backends.grammar.child import (
 from duodec.backends.grammar.library import MOST_SOURCE_BYTES, Trial, Words
 from duodec.backends.grammar.llguidance import Masks, in_lark, refusal, too_complex
 from duodec.backends.interrupts import interruptible
-from duodec.core.protocols import Tokenizer
 from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.tokenizers import Tokenizer
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.machine.helper import SIZE, Helper, Late
 

@@ -26,7 +26,7 @@ from duodec.backends.translation.spelling import last_word
 from duodec.backends.translation.text import Frame, TextPosition, TranslatedText
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.draft import ROOT, Draft, TreeBuilder
-from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row, log_normaliser, top
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Tokens

@@ -13,7 +13,8 @@ from duodec.backends.translation.renumbering import RenumberedModel
 from duodec.backends.translation.rows import Correspondence
 from duodec.backends.translation.spelling import Spelling
 from duodec.backends.translation.text import Frame
-from duodec.core.protocols import DraftModel, Speller
+from duodec.core.drafters import DraftModel
+from duodec.core.tokenizers import Speller
 from duodec.errors import VocabularyMismatch
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from duodec.backends.translation.rows import NONE, Correspondence
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.draft import Draft
-from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.traits import DraftTraits

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core.protocols import Speller
+from duodec.core.tokenizers import Speller
 
 _REMEMBERED = 1 << 14  # short texts
 _SHORT = 64  # bytes

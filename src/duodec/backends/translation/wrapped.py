@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from duodec.core.protocols import DraftModel
+from duodec.core.drafters import DraftModel
 from duodec.core.traits import DraftTraits
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from duodec.backends.widths.classes import PaddedTarget, agreeing
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 from duodec.machine.files import profile_place
 

@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, Scores
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import Query, Scores
 from duodec.core.traits import Widths
 
 DEPTHS = (100, 1000, 4000)  # tokens before the rows that are compared

@@ -17,10 +17,11 @@ from duodec.chat.prompting import chat_tokens
 from duodec.cli.checks import Check
 from duodec.cli.summary import rate, seconds
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, RowQuery
+from duodec.core.drafters import RowQuery
 from duodec.core.round import median
 from duodec.core.rows import check_finite
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query
 from duodec.errors import BadOption
 from duodec.loading.drafter import recipe_for
 from duodec.machine.core_plan import CorePlan
@@ -28,7 +29,7 @@ from duodec.models.discovery import Candidate
 
 if TYPE_CHECKING:
     from duodec.backends.loaded import LoadedTarget, RunningTarget
-    from duodec.core.protocols import Target
+    from duodec.core.targets import Target
     from duodec.loading.profile import Profile
 
 NUM_SCORED = 7  # draft tokens of the measured verification

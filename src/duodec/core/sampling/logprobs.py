@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duodec.core.protocols import Scores
 from duodec.core.rows import Row, check_finite, log_normaliser, top
+from duodec.core.targets import Scores
 
 _LOWEST = -9999.0  # used for minus infinity, which JSON lacks
 

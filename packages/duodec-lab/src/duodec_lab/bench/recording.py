@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from duodec.core.events import Finished
-from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.sampling.sampler import SamplingParams, Tokens
+from duodec.core.targets import Candidates, Query, Scores, Target
 from duodec.drafting.recycling import NUM_CANDIDATES
 from duodec.errors import DuodecError
 from duodec.llm import LLM

@@ -24,7 +24,7 @@ from duodec_lab.datastores.corpus import Corpus
 from duodec_lab.datastores.documents import sources
 
 if TYPE_CHECKING:
-    from duodec.core.protocols import Tokenizer
+    from duodec.core.tokenizers import Tokenizer
 
 Stage = Literal["reading", "sorting", "writing"]
 Progress = Callable[[Stage, int, int], None]  # bytes done and bytes in all; none while sorting

@@ -12,7 +12,7 @@ from duodec.errors import BadOption
 from duodec_lab.datastores.documents import Chat, NoText, Source, Text, documents, pieces
 
 if TYPE_CHECKING:
-    from duodec.core.protocols import Tokenizer
+    from duodec.core.tokenizers import Tokenizer
 
 _MAX_BYTES = (1 << 31) - 1  # of encoded tokens: offsets of bytes are sorted as int32
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT
-from duodec.core.protocols import Query
+from duodec.core.targets import Query
 from duodec.errors import ComputeFailed
 from duodec_torch.forward.attention import TAIL, Layout, PerDevice, Rows
 from duodec_torch.forward.cache import CellCache

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
-from duodec.core.protocols import Candidates
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Candidates
 from duodec.errors import ModelUnreadable
 from duodec_torch.forward.network import Network, num_params
 from duodec_torch.heads.files import TARGETS_OWN, HeadFiles, fitting, number

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.protocols import Candidates
+from duodec.core.targets import Candidates
 from duodec.errors import ModelUnreadable
 from duodec_torch.forward.network import Network, num_params
 from duodec_torch.heads.files import HeadFiles, fitting, number

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from duodec.core.protocols import Candidates, Heads, Query
 from duodec.core.rows import descending
 from duodec.core.sampling import noise
 from duodec.core.sampling.sampler import Context
+from duodec.core.targets import Candidates, Heads, Query
 from duodec_torch.forward.graphs import Queue
 from duodec_torch.library import torch
 from duodec_torch.sampling.penalties import adjusts

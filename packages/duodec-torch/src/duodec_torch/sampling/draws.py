@@ -18,8 +18,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core.protocols import Query
 from duodec.core.sampling.noise import GUMBEL_MAX
+from duodec.core.targets import Query
 from duodec_torch.library import torch
 from duodec_torch.sampling.noise import exp_mass, gumbel, halves
 from duodec_torch.sampling.penalties import adjust, adjusts

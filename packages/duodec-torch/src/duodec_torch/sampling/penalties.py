@@ -11,9 +11,9 @@ from collections import Counter
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from duodec.core.protocols import Query
 from duodec.core.sampling.grammar import Mask
 from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.targets import Query
 from duodec.errors import BadOption
 from duodec_torch.library import torch
 from duodec_torch.uploads import upload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duodec.core.protocols import NUM_CANDIDATES
+from duodec.core.targets import NUM_CANDIDATES
 from duodec_torch.library import torch
 
 TOKEN, MARGIN, IS_SETTLED, LARGEST, TOP = range(5)  # columns of a row's summary

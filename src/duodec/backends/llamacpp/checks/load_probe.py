@@ -23,8 +23,9 @@ from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.vision.sight import LlamaSight
 from duodec.core.draft import Draft
+from duodec.core.drafters import RowQuery
 from duodec.core.prompts.pictures import Picture
-from duodec.core.protocols import Query, RowQuery
+from duodec.core.targets import Query
 from duodec.errors import DuodecError
 
 MODEL, VOCABULARY = "model", "vocabulary"  # what is tried of a file

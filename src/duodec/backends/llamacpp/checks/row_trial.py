@@ -12,9 +12,9 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, Tokens
+from duodec.core.targets import Query
 from duodec.core.traits import Widths
 
 _NUM_PROMPT, _NUM_TEXT = 244, 252  # llama.cpp shows a pass of 8 rows more cells from 249 on

@@ -16,7 +16,7 @@ from duodec.backends.llamacpp.checks.self_test import PROMPT, REFERENCE, STRIDE,
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.draft import Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 
 TIMED = (1, 8)  # numbers of rows; the least of several times counts for each
 _REPEATS = 7

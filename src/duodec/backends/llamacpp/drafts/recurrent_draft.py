@@ -16,10 +16,11 @@ from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
-from duodec.core.protocols import DraftModel, Query, RowQuery
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query
 from duodec.core.traits import DraftTraits
 from duodec.errors import ModelUnreadable
 

@@ -13,7 +13,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.step_time import StepTime
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 
 _STEPS = 9  # most steps for one figure
 _MOST_NODES = 120  # nodes of a draft's tree

@@ -36,8 +36,8 @@ from duodec.backends.llamacpp.target.states import State
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
-from duodec.core.protocols import Candidates, Proposed, Query
 from duodec.core.sampling.sampler import Context, Sampler, Tokens
+from duodec.core.targets import Candidates, Proposed, Query
 from duodec.errors import BadOption, ComputeFailed
 
 _SIZE = 16  # of a block, if a file gives none; llama.cpp's default

@@ -32,8 +32,8 @@ from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Candidates, Heads, Proposed, Query
 from duodec.core.sampling.sampler import Context, Sampler, Tokens
+from duodec.core.targets import Candidates, Heads, Proposed, Query
 from duodec.errors import BadOption, ComputeFailed, DuodecError
 
 MOST_TOKENS = 8  # tokens that a layer proposes after one verdict, one after the other

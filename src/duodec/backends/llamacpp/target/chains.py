@@ -37,9 +37,9 @@ from duodec.backends.placement import Placement
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Launched, Query, Scores, Target
 from duodec.core.traits import TargetTraits, Widths
 from duodec.errors import BadOption, ContextExceeded
 

@@ -19,7 +19,7 @@ from duodec.backends.llamacpp.target.states import NoStates
 from duodec.backends.llamacpp.vision.decoding import check_size, decode
 from duodec.backends.llamacpp.vision.layout import Layout, Run
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded

@@ -25,9 +25,9 @@ from duodec.backends.llamacpp.vision.decoding import check_size
 from duodec.backends.llamacpp.vision.layout import Layout, Run
 from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query
 from duodec.core.traits import TargetTraits, Widths
 
 MOST_ROWS = 64

@@ -17,9 +17,9 @@ from duodec.backends.llamacpp.target.chains import InFlight, SeesStates
 from duodec.backends.llamacpp.target.copying import Place
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.tree_cache import Entry
-from duodec.core.protocols import Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query, Scores, Target
 from duodec.core.traits import TargetTraits
 
 

@@ -32,9 +32,9 @@ from duodec.backends.llamacpp.vision.layout import Layout, Run
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Launched, Query
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Launched, Query
 from duodec.core.traits import TargetTraits
 
 NUM_SNAPSHOTS = 8  # snapshots of a slot's state, and so draft tokens of a forward pass

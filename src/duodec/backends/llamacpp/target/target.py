@@ -14,7 +14,7 @@ from duodec.backends.llamacpp.target.copying import LEAST_COPIED, Holder, copy_t
 from duodec.backends.llamacpp.target.padded_slots import LlamaPaddedSlots
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
-from duodec.core.protocols import Heads, InThisThread, Launched, Query, Scores, Target
+from duodec.core.targets import Heads, InThisThread, Launched, Query, Scores, Target
 from duodec.core.traits import TargetCache, TargetTraits, Widths
 from duodec.core.verify import Verdict, propose
 

@@ -9,9 +9,10 @@ from functools import partial
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
-from duodec.core.protocols import Candidates, Proposed, Query, RowQuery, Scores
+from duodec.core.drafters import RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw
+from duodec.core.targets import Candidates, Proposed, Query, Scores
 
 MAX_WIDTH = 80  # draft tokens that a forward pass of the target may score
 

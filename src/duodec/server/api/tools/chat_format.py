@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from duodec.backends.grammar.llguidance import rules_as
 from duodec.chat.template import Message
-from duodec.core.protocols import Tokenizer
 from duodec.core.sampling.grammar import Grammar
+from duodec.core.tokenizers import Tokenizer
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.server.api.tools import harmony, smollm

@@ -10,9 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
+from duodec.core.drafters import Datastore, Drafter, DraftRequest
 from duodec.core.events import Finished
-from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Target, Tokenizer
 from duodec.core.sampling.sampler import Sampler, SamplingParams
+from duodec.core.targets import Query, Target
+from duodec.core.tokenizers import Tokenizer
 from duodec.drafting.plans import Chain
 from duodec.llm import LLM
 from duodec.machine.cores import CoreSharing

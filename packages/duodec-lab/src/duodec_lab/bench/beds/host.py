@@ -22,7 +22,7 @@ import numpy as np
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import Draft
-from duodec.core.protocols import NUM_CANDIDATES, Query, Target
+from duodec.core.targets import NUM_CANDIDATES, Query, Target
 from duodec.errors import BadOption
 
 HANDOVER_S = 0.0003

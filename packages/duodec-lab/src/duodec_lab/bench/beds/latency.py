@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from duodec.backends.curves import CostCurve
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import Tokens
+from duodec.core.targets import Query
 from duodec_lab.bench.beds.shapes import TREE, Shape
 
 

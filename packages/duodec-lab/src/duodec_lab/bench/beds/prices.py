@@ -19,8 +19,8 @@ import numpy as np
 from duodec.backends.curves import CostCurve
 from duodec.core.candidates import TreeCursor
 from duodec.core.draft import Draft
+from duodec.core.drafters import Drafted, Drafter, DraftModel, DraftRequest, RowQuery
 from duodec.core.events import Finished
-from duodec.core.protocols import Drafted, Drafter, DraftModel, DraftRequest, RowQuery
 from duodec.core.round import Round
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.drafting.growth import Tree

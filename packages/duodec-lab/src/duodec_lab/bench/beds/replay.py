@@ -18,9 +18,9 @@ from typing import cast
 from duodec.backends.paced import Due, num_rows
 from duodec.core.events import Finished
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Candidates, Launched, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw, SamplingParams, Tokens
+from duodec.core.targets import Candidates, Launched, Query, Scores, Target
 from duodec.core.traits import TargetTraits
 from duodec.errors import DistributionUnavailable
 from duodec.llm import load

@@ -16,8 +16,9 @@ import numpy as np
 
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.core.draft import Draft
+from duodec.core.drafters import DraftModel, RowQuery
 from duodec.core.events import Finished
-from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
+from duodec.core.targets import Candidates, Target
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, recipe_for

@@ -23,20 +23,10 @@ from duodec.backends.paced import num_rows
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import (
-    NUM_CANDIDATES,
-    Candidates,
-    Drafted,
-    DraftModel,
-    DraftRequest,
-    Proposed,
-    Query,
-    RowQuery,
-    Scores,
-    Target,
-)
+from duodec.core.drafters import Drafted, DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Distribution, Draw, Tokens
+from duodec.core.targets import NUM_CANDIDATES, Candidates, Proposed, Query, Scores, Target
 from duodec.core.traits import DraftTraits, TargetTraits
 from duodec.errors import BadOption
 from duodec_lab.bench.beds.host import HANDOVER_S, HostPrices

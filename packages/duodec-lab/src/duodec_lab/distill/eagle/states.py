@@ -20,7 +20,7 @@ from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.states import HiddenStates, State
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.drafters import RowQuery
 from duodec.core.sampling.sampler import Tokens
 from duodec.errors import BadOption
 from duodec.machine.files import replacing

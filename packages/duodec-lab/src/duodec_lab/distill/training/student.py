@@ -8,7 +8,7 @@ import numpy as np
 
 from duodec.backends.translation.rows import NONE, Correspondence
 from duodec.backends.translation.spelling import Spelling
-from duodec.core.protocols import Speller
+from duodec.core.tokenizers import Speller
 from duodec.errors import VocabularyMismatch
 from duodec_lab.distill.library import torch
 from duodec_lab.distill.source import SourceFile
