@@ -59,11 +59,11 @@ def texts(told: Sequence[Numbered]) -> list[tuple[int, str]]:
 def test_the_first_word_comes_at_once_and_those_of_an_interval_as_one() -> None:
     async def main() -> None:
         collector, (job,) = collector_of(interval_s=0.2)
-        job.say(piece("a"))
+        job.on_output(piece("a"))
         assert texts(await collector.next(LONG_S)) == [(0, "a")]
         begin_s = perf_counter()
-        job.say(piece("b", 2))
-        job.say(piece("c", 3))
+        job.on_output(piece("b", 2))
+        job.on_output(piece("c", 3))
         ((index, word),) = await collector.next(LONG_S)
         assert perf_counter() - begin_s > 0.15
         assert isinstance(word, Piece)
@@ -103,12 +103,12 @@ def test_the_log_says_what_was_generated_of_a_response_that_was_cut_short() -> N
 def test_a_word_after_a_pause_is_told_at_once() -> None:
     async def main() -> None:
         collector, (job,) = collector_of(interval_s=1.0)
-        job.say(piece("a"))
+        job.on_output(piece("a"))
         await collector.next(LONG_S)
         told = asyncio.ensure_future(collector.next(LONG_S))
         await asyncio.sleep(1.1)  # the interval is over, and the collector listens
         begin_s = perf_counter()
-        job.say(piece("b"))
+        job.on_output(piece("b"))
         assert texts(await told) == [(0, "b")]
         assert perf_counter() - begin_s < 0.9
 
@@ -119,16 +119,16 @@ def test_a_word_after_a_pause_is_told_at_once() -> None:
 def test_the_end_waits_for_no_interval(is_early: bool) -> None:
     async def main() -> None:
         collector, (job,) = collector_of(interval_s=LONG_S)
-        job.say(piece("a"))
+        job.on_output(piece("a"))
         await collector.next(LONG_S)
         begin_s = perf_counter()
         if is_early:
-            job.say(piece("b"))
-            job.say(DONE)
+            job.on_output(piece("b"))
+            job.on_output(DONE)
             await asyncio.sleep(0.01)  # the loop is woken while nobody waits
         else:
-            asyncio.get_running_loop().call_later(0.1, job.say, piece("b"))
-            asyncio.get_running_loop().call_later(0.2, job.say, DONE)
+            asyncio.get_running_loop().call_later(0.1, job.on_output, piece("b"))
+            asyncio.get_running_loop().call_later(0.2, job.on_output, DONE)
         assert [word for _, word in await collector.next(LONG_S)] == [piece("b"), DONE]
         assert collector.is_over
         assert perf_counter() - begin_s < LONG_S / 2
@@ -141,7 +141,7 @@ def test_choices_are_told_apart_and_each_text_before_its_end() -> None:
         collector, (first, second) = collector_of(2)
         for job, word in ((first, piece("a")), (second, piece("x")), (first, piece("b")),
                           (first, DONE), (second, piece("y"))):  # fmt: skip
-            job.say(word)
+            job.on_output(word)
         told = await collector.next(LONG_S)
         assert texts(told) == [(0, "ab"), (1, "xy")]
         assert told.index((0, DONE)) == 1
@@ -153,8 +153,8 @@ def test_choices_are_told_apart_and_each_text_before_its_end() -> None:
 def test_text_before_a_failure_is_told_before_it() -> None:
     async def main() -> None:
         collector, (job,) = collector_of()
-        job.say(piece("a"))
-        job.say(Failed(ValueError("broken")))
+        job.on_output(piece("a"))
+        job.on_output(Failed(ValueError("broken")))
         assert texts(await collector.next(LONG_S)) == [(0, "a")]
         with pytest.raises(ValueError, match="broken"):
             await collector.next(LONG_S)
@@ -179,8 +179,8 @@ def test_words_come_from_other_threads() -> None:
 
         def answer() -> None:
             for i in range(2000):
-                job.say(piece(f"{i},"))
-            job.say(DONE)
+                job.on_output(piece(f"{i},"))
+            job.on_output(DONE)
 
         answering = asyncio.get_running_loop().run_in_executor(None, answer)
         found = ""
