@@ -150,7 +150,8 @@ def imports(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source}: imports are absolute"
             assert node.module
-            if is_ours(node.module) and path_of(as_source(node.module)).with_suffix("").is_dir():
+            folder = path_of(as_source(node.module)).with_suffix("")
+            if node.module == "duodec" or (is_ours(node.module) and folder.is_dir()):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module
