@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -225,13 +224,50 @@ def test_the_top_of_the_package_is_its_public_interface() -> None:
     assert set(FOLDERS) == {folder.name for folder in ROOT.glob("packages/*/src/*")}
 
 
-# rooms of more than a dozen modules: a command and a method have a file each
-LARGE = {"cli/commands", "methods"}
+# modules that a single other one imports join it, but for these
+ALONE = {
+    "backends/drafter/requests": "the drafter's process is mirrored by what asks it",
+    "backends/grammar/child": "it is the program of another process",
+    "backends/llamacpp/build/": "scripts load it by its path, without the package",
+    "backends/llamacpp/checks/": "it is the program of another process, or what `doctor` asks",
+    "backends/llamacpp/drafts/": "what a draft model does beside drafting has a file each",
+    "backends/llamacpp/embedding/": "a backend loads each kind of model by a file of its own",
+    "backends/llamacpp/gguf/": "it reads files that nobody has vetted",
+    "backends/llamacpp/target/": "a kind of target has a file",
+    "backends/llamacpp/vision/": "it is the only place that knows the library for pictures",
+    "backends/translation/": "a way to translate has a file",
+    "chat/": "it runs in other processes, or sends what they made",
+    "cli/": "commands, the program, and what they import late, have a file each",
+    "drafting/jacobi": "sources of drafts have a file each",
+    "loading/llamacpp": "a backend is found by its name",
+    "methods/": "a method reads like its paper; `stream` has its selector beside it",
+    "models/": "where names lead to has a file each",
+    "native/build": "the build of the package loads it by its path",
+    "planning/": "the economies of one request and of a batch have a file each",
+    "scheduler/": "each is one duty of the scheduler, with tests of its own",
+    "server/api/": "what an interface reads and writes has a file; so has a notation of tools",
+    "server/app": "the routes are the map of the server",
+    "server/http/": "a limit has a file, with attackers of its own",
+    "server/models/": "each is one duty of a loaded model, with tests of its own",
+    "server/page": "it puts together what lies in `web`",
+    "server/prompt_log": "what is written to disk has a file",
+    "testing/": "its package exports it",
+}
 
 
-def test_a_room_that_grows_is_cut_by_idea() -> None:
-    rooms = Counter(source.rpartition("/")[0] for source in sources())
-    assert {room for room, num in rooms.items() if num > 13} == LARGE  # with its __init__
+def test_a_module_that_one_other_imports_stands_alone_for_a_reason() -> None:
+    known = {source.removesuffix("/__init__") for source in sources()}
+    importers: dict[str, set[str]] = {module: set() for module in known}
+    for source in sources():
+        own = source.removesuffix("/__init__")
+        for name in map(as_source, filter(is_ours, imports(source))):
+            found = name if name in known else name.rpartition("/")[0]
+            importers.get(found, set()).add(own)
+    alone = {m for m, who in importers.items() if len(who - {m}) == 1 and not satellite_of(m)}
+    used = {place for place in ALONE for module in alone if module.startswith(place)}
+    assert not {module for module in alone if not module.startswith(tuple(ALONE))}
+    assert used == ALONE.keys(), "reasons without a module"
+    assert len(alone) <= 84, "a room is not where small files go"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

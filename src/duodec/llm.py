@@ -20,8 +20,7 @@ from duodec.chat.template import Message
 from duodec.core.drafters import Datastore, Drafter
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.prompts.pictures import shown_in, sight_of
-from duodec.core.sampling.grammar import Grammar, Mask
-from duodec.core.sampling.least import NoEndBefore
+from duodec.core.sampling.grammar import Grammar, Mask, NoEndBefore
 from duodec.core.sampling.parameters import made, shown, whole
 from duodec.core.sampling.sampler import Sampler, SamplingParams, seeded
 from duodec.core.targets import Target

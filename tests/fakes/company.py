@@ -23,7 +23,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.drafters import Drafted, Drafter, DraftRequest
 from duodec.core.rows import Row
-from duodec.core.sampling.least import NoEndBefore
+from duodec.core.sampling.grammar import NoEndBefore
 from duodec.core.sampling.logprobs import Logprob
 from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler, SamplingParams
 from duodec.core.targets import Candidates, Query, Scores, Target

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from duodec.core.rows import log_normaliser, top
 from duodec.core.sampling import noise
-from duodec.core.sampling.grammar import GrammarEnded
-from duodec.core.sampling.least import NoEndBefore
+from duodec.core.sampling.grammar import GrammarEnded, NoEndBefore
 from duodec.core.sampling.sampler import Context, Distribution, Sampler, SamplingParams
 from duodec.errors import BadOption
 

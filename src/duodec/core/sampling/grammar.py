@@ -58,3 +58,21 @@ class Mask(Protocol):
     def close(self) -> None:
         """Free what the mask holds: no token may follow any text from now on. It can be called
         twice."""
+
+
+class NoEndBefore:
+    """Exclude the end tokens for the first tokens of a completion."""
+
+    def __init__(self, num_tokens: int, ends: Sequence[int], num_vocab: int) -> None:
+        self.ends = tuple(ends)
+        self._num_tokens = num_tokens
+        self._allowed = np.ones(num_vocab, dtype=np.bool_)
+        self._allowed[list(ends)] = False
+
+    def allowed(self, completion: NDArray[np.int32]) -> NDArray[np.bool_] | None:
+        """Return all tokens but the ends; None, which excludes nothing, once there are enough
+        tokens."""
+        return self._allowed if len(completion) < self._num_tokens else None
+
+    def close(self) -> None:
+        """Do nothing: this mask holds nothing."""
