@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -85,6 +86,25 @@ def llama_cpp(
     ):
         assert process.stdout is not None
         url, words = (process.stdout.readline().decode().strip() for _ in range(2))
+        yield Served(url, process.pid, Path(folder) / "log", words)
+
+
+@contextmanager
+def llama_server(binary: Path, model: Path, *options: str) -> Iterator[Served]:
+    """llama.cpp's server, as somebody has built it, on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), *options]
+    version = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=True)
+    words = " ".join(f"{version.stdout} {version.stderr}".split())
+    with (
+        TemporaryDirectory() as folder,
+        (Path(folder) / "log").open("wb") as file,
+        _process(command, stdout=file, stderr=file) as process,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        _found(lambda: _is_ready(url) or None, process)
         yield Served(url, process.pid, Path(folder) / "log", words)
 
 

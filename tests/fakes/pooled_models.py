@@ -35,8 +35,9 @@ def write_bert(
     num_heads: int = HEADS,
     num_context: int = CONTEXT,
     kind: str = "F32",
+    words: Sequence[str] = (),
 ) -> Path:
-    """An encoder, with a head that ranks where it pools for that."""
+    """An encoder, with a head that ranks where it pools for that; ``words`` are tokens, too."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_name(name)
@@ -48,7 +49,8 @@ def write_bert(
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(pooling))
-    _add_pieces(writer, gguf)
+    pieces = [*PIECES, *(f"▁{word}" for word in words if f"▁{word}" not in PIECES)]
+    _add_pieces(writer, gguf, pieces)
     dice, quantised = np.random.default_rng(3), gguf.GGMLQuantizationType[kind]
 
     def add(name: str, *shape: int) -> None:
@@ -66,7 +68,7 @@ def write_bert(
         add(f"{name}.weight", *shape)
         add(f"{name}.bias", shape[0])
 
-    add("token_embd.weight", len(PIECES), width)
+    add("token_embd.weight", len(pieces), width)
     add("token_types.weight", 2, width)
     add("position_embd.weight", num_context, width)
     add_both("token_embd_norm", width)
@@ -83,13 +85,13 @@ def write_bert(
     return finish(writer, path)
 
 
-def _add_pieces(writer: Any, gguf: Any) -> None:
+def _add_pieces(writer: Any, gguf: Any, pieces: Sequence[str]) -> None:
     control = gguf.TokenType.CONTROL
-    kinds = [control if piece in _SPECIAL else gguf.TokenType.NORMAL for piece in PIECES]
+    kinds = [control if piece in _SPECIAL else gguf.TokenType.NORMAL for piece in pieces]
     writer.add_token_type_count(2)
     writer.add_tokenizer_model("bert")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list(PIECES)
+    writer.add_token_list(pieces)
     writer.add_token_types(kinds)
     writer.add_pad_token_id(0)
     writer.add_unk_token_id(1)

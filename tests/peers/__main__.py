@@ -22,13 +22,23 @@ from typing import Any, NamedTuple
 
 from tests.models.weights import weights
 from tests.peers.fetching import LLAMA, PEERS, Peer
-from tests.peers.models import write_reasoning_model, write_wrong_draft
 from tests.peers.reasons import FILES, IN_PROCESS, MESSAGES, REFUSALS, TABLES, TESTS, UNSERVED_PATHS
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))  # where what writes models finds its neighbours
+
+from tests.peers.models import (  # noqa: E402
+    write_embedder,
+    write_reasoning_model,
+    write_reranker,
+    write_seeing_model,
+    write_wrong_draft,
+)
+
 PLUGIN = Path(__file__).parent
 BUILD = ROOT / "build" / "peers"
 REASONING, WRONG = BUILD / "reasoning.gguf", BUILD / "wrong-draft.gguf"
+EMBEDDER, RERANKER, SEEING = BUILD / "embedder.gguf", BUILD / "reranker.gguf", BUILD / "seeing"
 _TEST_S, _FILE_S = 180, 1800  # on a busy machine, too
 _OVER_HTTP = r"RemoteOpenAIServer|client: openai"  # of vLLM's files, those that want a server
 
@@ -48,6 +58,9 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     write_reasoning_model(REASONING)
     write_wrong_draft(WRONG)
+    write_embedder(EMBEDDER)
+    write_reranker(RERANKER)
+    write_seeing_model(SEEING)
     num_failed, needed = 0, set()
     for peer in chosen:
         total: Counter[str] = Counter()
@@ -156,6 +169,9 @@ def _run(peer: Peer, root: Path, file: Path, *options: str) -> list[dict[str, An
             "PEER_MODEL": str(weights("smollm2")),
             "PEER_REASONING": str(REASONING),
             "PEER_WRONG": str(WRONG),
+            "PEER_EMBEDDER": str(EMBEDDER),
+            "PEER_RERANKER": str(RERANKER),
+            "PEER_SEEING": str(SEEING),
             "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]),
             "SLOW_TESTS": "0",
         }

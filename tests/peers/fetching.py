@@ -78,6 +78,7 @@ LLAMA = Peer(
     "llama.cpp", "llama_cpp_python", "0.3.36", "vendor/llama.cpp/tools/server/tests", ("unit",)
 )
 VLLM = Peer(
-    "vllm", "vllm", "0.33.0", "tests/entrypoints", ("openai", "anthropic", "serve/tokenize")
-)
+    "vllm", "vllm", "0.33.0", "tests/entrypoints",
+    ("openai", "anthropic", "serve/tokenize", "pooling/embed", "pooling/scoring"),
+)  # fmt: skip
 PEERS = {peer.name: peer for peer in (LLAMA, VLLM)}

@@ -1,5 +1,5 @@
-"""Make the small models that stand in for those of other suites: one that reasons, and a draft that
-is never right."""
+"""Make the small models that stand in for those of other suites: one that reasons, a draft that is
+never right, models for embeddings and for ranks, and one that sees pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.fakes.tiny_models import finish, vocabulary, write_dense
+from fakes.pooled_models import CLS, RANK, write_bert
+from fakes.tiny_models import finish, vocabulary, write_dense
+from fakes.vision_models import write_seeing
 
 _THINK, _END, _STOP = 3, 4, 2  # control tokens of the vocabulary, the first two renamed
 _WIDTH = 128
@@ -44,6 +46,13 @@ I will have a look.
 <tool_call>
 {"name": "get_current_weather", "arguments": {"country": "Germany", "unit": "celsius"}}
 </tool_call>"""
+_EMBEDDED = "i believe the meaning of life is this a test"  # a token a word, as in theirs
+_SEEING_TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 _CLOSING = ('"', "}", "]", ",")  # what a grammar allows is closed at the first chance
 
 
@@ -66,6 +75,25 @@ def write_reasoning_model(path: Path) -> Path:
 def write_wrong_draft(path: Path) -> Path:
     """A draft model of random weights, with SmolLM2's whole vocabulary."""
     return write_dense(path, num_vocab=len(vocabulary()["tokenizer.ggml.tokens"][0]))
+
+
+def write_embedder(path: Path) -> Path:
+    """An encoder of random weights."""
+    return write_bert(path, CLS, num_context=512, words=_EMBEDDED.split())
+
+
+def write_reranker(path: Path) -> Path:
+    """The same with a head that ranks."""
+    return write_bert(path, RANK, num_context=512)
+
+
+def write_seeing_model(folder: Path) -> Path:
+    """A model of random weights that sees pictures: a folder with ``model.gguf``, its mmproj file
+    and its template."""
+    folder.mkdir(exist_ok=True)
+    write_seeing(folder, "Gemma 3")
+    (folder / "template.jinja").write_text(_SEEING_TEMPLATE, "utf-8")
+    return folder
 
 
 def _parts(text: str, known: set[str]) -> list[str]:

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import time
 import types
+import zlib
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -26,14 +28,19 @@ import httpx2 as httpx  # of the openai client
 import openai
 import pytest
 import requests
-from reasons import LLAMA_OPTIONS, VLLM_OPTIONS
+from reasons import LLAMA_OPTIONS, LLAMA_USES, VLLM_OPTIONS
 
 _START_S = 120
 _OBEYING = "test_structured_output|test_namespace_tool"  # of a text that follows the request
-_ABSENT = ("vllm", "torch", "transformers", "datasets", "schemathesis", "wget", "huggingface_hub")
+_ABSENT = (
+    "vllm", "torch", "transformers", "datasets", "schemathesis", "wget", "huggingface_hub", "PIL",
+    "mteb", "safetensors",
+)  # fmt: skip
+_OF_TESTS = ("tests.models", "tests.conftest")  # vLLM's, of which these tests have no part
 _RESULTS = Path(os.environ["PEER_RESULTS"])
-_SMOLLM2, _REASONING, _WRONG = (
-    os.environ[f"PEER_{name}"] for name in ("MODEL", "REASONING", "WRONG")
+_SMOLLM2, _REASONING, _WRONG, _EMBEDDER, _RERANKER, _SEEING = (
+    os.environ[f"PEER_{name}"]
+    for name in ("MODEL", "REASONING", "WRONG", "EMBEDDER", "RERANKER", "SEEING")
 )
 _refusals: list[tuple[int, str, str]] = []  # of the test that runs: status, path, what was said
 
@@ -110,9 +117,7 @@ def _start(self: Any, timeout_seconds: int = 0) -> None:
     for option, why in LLAMA_OPTIONS.items():
         if vars(self).get(option):
             refuse(option, why)
-    wanted = f"{self.model_hf_repo} {self.chat_template_file}"
-    is_reasoning = re.search("DeepSeek-R1|Qwen3-0.6B", wanted)
-    options = ["-m", _REASONING if is_reasoning else _SMOLLM2]
+    options = _model(self)
     options += ["--alias", self.model_alias or "tinyllama-2"]
     if self.api_key:
         options += ["--api-key", self.api_key]
@@ -120,6 +125,26 @@ def _start(self: Any, timeout_seconds: int = 0) -> None:
         options += ["--parallel", str(self.n_slots)]
     options += ["--context", str(min((self.n_ctx or 2048) // (self.n_slots or 1), 2048))]
     self.server_port = SERVERS.use(*options, *_draft(self))
+
+
+def _model(server: Any) -> list[str]:
+    """The options that name what stands in for a test's model."""
+    wanted = f"{server.model_hf_repo} {server.chat_template_file}"
+    if "tinygemma3" in wanted:
+        if server.server_embeddings:
+            refuse("server_embeddings", LLAMA_USES["server_embeddings"])
+        return [
+            "-m", f"{_SEEING}/model.gguf", "--mmproj", f"{_SEEING}/mmproj-model-f32.gguf",
+            "--chat-template", f"{_SEEING}/template.jinja",
+        ]  # fmt: skip
+    if server.server_embeddings:
+        if server.pooling == "none":
+            refuse("pooling", LLAMA_USES["pooling"])
+        return ["-m", _EMBEDDER]
+    if server.server_reranking:
+        return ["-m", _RERANKER]
+    is_reasoning = re.search("DeepSeek-R1|Qwen3-0.6B", wanted)
+    return ["-m", _REASONING if is_reasoning else _SMOLLM2]
 
 
 def _draft(server: Any) -> list[str]:
@@ -197,8 +222,12 @@ class RemoteOpenAIServer:
         test = os.environ["PYTEST_CURRENT_TEST"]
         is_reasoning = "--reasoning-parser" in arguments and not re.search(_OBEYING, test)
         served = _REASONING if is_reasoning else _SMOLLM2
+        options = ["-m", served, "--context", "4096"]
+        if "pooling/" in test:
+            is_ranking = re.search("rerank|cross-encoder|ms-marco", model, re.IGNORECASE)
+            options = ["-m", _RERANKER if is_ranking else _EMBEDDER]
         self.model = model
-        self.port = SERVERS.use("-m", served, "--alias", model, "--context", "4096")
+        self.port = SERVERS.use(*options, "--alias", model)
 
     def __enter__(self) -> RemoteOpenAIServer:
         return self
@@ -244,7 +273,8 @@ class AbsentModule(types.ModuleType):
 
 class AbsentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name.split(".")[0] in _ABSENT else None
+        is_absent = name.split(".")[0] in _ABSENT or name.startswith(_OF_TESTS)
+        return ModuleSpec(name, self) if is_absent else None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return AbsentModule(spec.name)
@@ -303,13 +333,15 @@ def _note_refusals() -> None:
 
     def note(status: int, url: str, text: str) -> None:
         if status >= 400:
-            _refusals.append((status, urlsplit(url).path, text[:500]))
+            _refusals.append((status, f"/{urlsplit(url).path.lstrip('/')}", text[:500]))
 
     request = requests.Session.request
 
     def requested(self: Any, method: str, url: str, *arguments: Any, **options: Any) -> Any:
         if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
-            refuse("elsewhere", "pictures are not served, nor fetched for a test")
+            if url.endswith(".png"):
+                return _picture(url)
+            refuse("elsewhere", "what is elsewhere is not fetched for a test")
         response = request(self, method, url, *arguments, **options)
         if response.status_code >= 400:
             note(response.status_code, response.url, response.text)
@@ -331,6 +363,28 @@ def _note_refusals() -> None:
         return response
 
     httpx.Client.send, httpx.AsyncClient.send = sent, sent_async  # type: ignore[method-assign]
+
+
+def _picture(url: str) -> requests.Response:
+    """A picture in place of one that is elsewhere: 32 by 32 pixels, another one of each address."""
+    size, colour = 32, zlib.crc32(url.encode()).to_bytes(4, "big")
+    rows = b"".join(
+        b"\0" + b"".join(bytes((x * 8, y * 8, own)) for x, own in enumerate(colour * (size // 4)))
+        for y in range(size)
+    )
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        length, check = len(data).to_bytes(4, "big"), zlib.crc32(name + data).to_bytes(4, "big")
+        return length + name + data + check
+
+    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    response = requests.Response()
+    response.status_code, response.url = 200, url
+    response._content = b"".join([
+        b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)),
+        chunk(b"IEND", b""),
+    ])  # fmt: skip
+    return response
 
 
 # before any conftest imports what is adapted

@@ -11,8 +11,6 @@ IN_PROCESS = "vLLM's own code, in one process"
 
 # of llama.cpp's class of a server: options that we have no counterpart of
 LLAMA_OPTIONS = {
-    "server_embeddings": "no option: a model for embeddings is served as one",
-    "server_reranking": "no option: a reranker is served as one",
     "lora_files": "adapters are not served",
     "slot_save_path": "slots are not saved to files",
     "enable_ctx_shift": "a context is never shifted: what does not fit is refused",
@@ -22,9 +20,14 @@ LLAMA_OPTIONS = {
     "gcp_compat": "no interface of that cloud",
     "chat_template": "templates are the model's",
 }
+# what a model of llama.cpp's tests is served for, as ours are not
+LLAMA_USES = {
+    "server_embeddings": "embeddings of pictures are not served",
+    "pooling": "a text has one embedding: rows of its tokens are not served",
+}
 # of vLLM's
 VLLM_OPTIONS = {
-    "--limit-mm-per-prompt": "pictures are not served",
+    "--limit-mm-per-prompt": "needs a model that sees pictures and writes about them",
     "--root-path": "a proxy's prefix is the proxy's to strip",
     "--return-tokens-as-token-ids": "tokens are shown as texts",
     "--enable-force-include-usage": "usage is sent where it is requested",
@@ -38,6 +41,8 @@ UNSERVED_PATHS = {
     "/apply-template": "the template's text is not served; /tokenize takes messages",
     "/chat/completions/input_tokens": "/tokenize counts the tokens of messages",
     "/invocations": "no interface of that cloud",
+    "/v2/embed": "Cohere's interface for embeddings is not served: /v1/embeddings is",
+    "/pooling": "vLLM's own path of pooled rows is not served: /v1/embeddings is",
     "/tokenizer_info": "the settings of the tokenizer are not served",
 }
 
@@ -45,7 +50,12 @@ UNSERVED_PATHS = {
 REFUSALS = {
     r'"([\w.]+) is no field that is served here': r"`\1` is refused by name",
     r'"([\w.]+) is served as .* only': r"`\1` is refused by name",
-    r"this model reads text only": "pictures and sounds are not served",
+    r"this model reads text only": "the model served here reads text only",
+    r"url of the kind 'file'": "files of the server's machine are never opened",
+    r"nothing is fetched": "addresses are fetched where the operator wants it (--fetch-images)",
+    r"holds something that is no token": "tokens and texts are not mixed in one text",
+    r"generates and ranks nothing": "a model for embeddings ranks no texts",
+    r"pairs are not scored": "pairs are not scored by a path of their own: /v1/rerank ranks texts",
     r"nothing is computed later": "responses are not computed in the background",
 }
 
@@ -62,7 +72,9 @@ FILES = {
     "schema": "made from vLLM's own description of its interface",
     "lmeval": "lm-evaluation-harness is a client: make test-clients",
     "prompt_embeds": "embeddings as prompts are not served",
-    "_vlm": "pictures are not served",
+    "_vlm": "needs a model that sees pictures and writes about them",
+    "online_long_text": "a text that is longer than the model's is refused, not computed in parts",
+    "late_interaction": "a text has one embedding: rows of its tokens are not served",
     "resolvers": "adapters are not served",
     "test_router": "models are named one by one (--also), not by a folder",
 }
@@ -82,7 +94,16 @@ TESTS = {
     r"test_invalid_chat_completion_req\[messages7\]": "two messages in a row of the assistant are "
     "the template's affair",
     "template_assistant_prefill": "the template's text is not served",
-    "tool_result_with_image": "a picture in a tool's result is told as a line",
+    "tool_result_with_image": "a text model is told of a tool's picture by a line",
+    "test_rerank_usage": "counts of another model's tokens",
+    r"test_embedding_mixed_input\[-False\]": "an empty text is refused, as OpenAI does",
+    "test_embedding_error_prompt_too_long": "the words of an error are ours",
+    "pooling/.*test_basic": "/tokenize is for models that generate",
+    "rerank_api_max_model_len": "the words of an error are ours",
+    "test_negative_token_ids": "the words of an error are ours",
+    "test_params_not_supported": "the words of an error are ours",
+    "test_vision_completion": "pictures are shown in chats: text completions are texts",
+    "test_metrics_embedding": "metrics have vLLM's names",
     "anthropic_empty_messages": "no messages are refused, as Anthropic does",
     "test_cors": "pages of this machine may ask, others need --cors-origin; 204 to OPTIONS",
     "test_stream_resume": "streams are not resumed",
@@ -133,8 +154,9 @@ MESSAGES = {
     "no attribute 'prompt_logprobs'": "prompt_logprobs are sent where they are requested",
     "no attribute 'root'": "vLLM's own fields of a model",
     "no attribute 'token_ids'": "token_ids are sent where requested",
+    r"fixture 'hf_\w+' not found": "compares with transformers, in one process",
     "arg 2 must be a type": IN_PROCESS,
     "DID NOT RAISE ValueError": IN_PROCESS,
 }
 
-TABLES = (LLAMA_OPTIONS, VLLM_OPTIONS, UNSERVED_PATHS, REFUSALS, FILES, TESTS, MESSAGES)
+TABLES = (LLAMA_OPTIONS, LLAMA_USES, VLLM_OPTIONS, UNSERVED_PATHS, REFUSALS, FILES, TESTS, MESSAGES)

@@ -375,24 +375,23 @@ def test_a_request_without_a_model_has_the_first_that_does_what_it_wants() -> No
     def broken() -> Use:
         raise ModelUnreadable("damaged")
 
-    sources = {
-        "embed": Source(lambda taken: LetterEmbedder(), use=lambda: "embedding"),
-        "broken": Source(lambda taken: LetterEmbedder(), use=broken),
-        MODEL: Source(lambda taken: engine_on_tables()),
-        "rank": Source(lambda taken: LetterEmbedder(ranks=True, num_dims=1), use=lambda: "rerank"),
-    }
-    for names in ([*sources], [*sources][::-1]):
-        own = {name: sources[name] for name in names}
-        with running(is_loaded=False, sources=own, num_models=3) as server:
+    text = Source(lambda taken: engine_on_tables())
+    embeds = Source(lambda taken: LetterEmbedder(), use=lambda: "embedding")
+    other = Source(lambda taken: LetterEmbedder(), use=broken)
+    ranks = Source(lambda taken: LetterEmbedder(ranks=True, num_dims=1), use=lambda: "rerank")
+    for sources, names in (
+        ({MODEL: embeds, "broken": other, "text": text, "rank": ranks}, ("text", MODEL)),
+        ({MODEL: text, "rank": ranks, "embed": embeds, "broken": other}, (MODEL, "embed")),
+    ):
+        with running(is_loaded=False, sources=sources, num_models=3) as server:
             server.service.start()
-            assert server.chat(model=None).json()["model"] == MODEL
-            told = server.post("/v1/embeddings", {"input": "a"}).json()
-            assert told["model"] == "embed"
-            assert server.post("/api/embed", {"input": "a"}).json()["model"] == "embed:latest"
-            ranks = {"query": "a", "documents": ["b"]}
-            assert server.post("/v1/rerank", ranks).json()["model"] == "rank"
-    own = {name: sources[name] for name in (MODEL, "broken")}
-    with running(is_loaded=False, sources=own) as server:
+            assert server.chat(model=None).json()["model"] == names[0]
+            for path in ("/v1/embeddings", "/api/embed"):
+                told = server.post(path, {"input": "a"}).json()
+                assert told["model"].removesuffix(":latest") == names[1]
+            told = server.post("/v1/rerank", {"query": "a", "documents": ["b"]}).json()
+            assert told["model"] == "rank"
+    with running(is_loaded=False, sources={MODEL: text, "broken": other}) as server:
         server.service.start()
         words = message(server.post("/v1/embeddings", {"input": "a"}))
         assert f"'{MODEL}' generates text" in words

@@ -415,7 +415,8 @@ class Service:
         """The body as its API has it. Raises ApiError: what is refused waits for no model."""
         self.check_ready()
         name = body.get("model")
-        model = self.models.get(self.serving(name if isinstance(name, str) else None))
+        name = name if isinstance(name, str) else None
+        model = self.models.get(await self._found(name, "completion"))
         if model is not None and not isinstance(model, LoadedModel):
             raise other_use(model)
         if model is not None and items in ("messages", "input"):
@@ -423,6 +424,11 @@ class Service:
         chosen = self.settings.defaults.items()
         own = {n: v for n, v in chosen if n in kind.model_fields and body.get(n) is None}
         return await self.intake.run(validated, kind, {**body, **own})
+
+    async def _found(self, name: str | None, use: Use) -> str:
+        """The model of a request by its name; without one, the first for this use. Raises
+        ApiError."""
+        return await self.models.first_for(use) if name is None else self.serving(name)
 
     def _leased(self, name: str | None) -> AbstractAsyncContextManager[ModelLease[LoadedModel]]:
         """The model of a request for text, loaded."""
@@ -434,8 +440,7 @@ class Service:
     ) -> AsyncIterator[ModelLease[_M]]:
         """The model of a request, loaded; one that names none has the first for this use. A request
         that fails holds it no longer. Raises ApiError for a model of another kind."""
-        found = await self.models.first_for(use) if name is None else self.serving(name)
-        lease = as_kind(await self.models.lease(found), kind)
+        lease = as_kind(await self.models.lease(await self._found(name, use)), kind)
         try:
             yield lease
         except BaseException:
