@@ -1,8 +1,9 @@
-"""Run servers as separate processes: ours, and llama.cpp's with the same file."""
+"""Run servers as separate processes: ours, and llama.cpp's, or a fork's, with the same file."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import TypeVar
 import httpx
 
 _START_S = 300.0
+_MOST_TOLD = 2000  # characters of a log
 _T = TypeVar("_T")
 
 _OURS = "from duodec.cli.app import main; main()"
@@ -89,6 +91,25 @@ def llama_cpp(
 
 
 @contextmanager
+def native(program: Path, *options: str) -> Iterator[Served]:
+    """`llama-server` of a build of llama.cpp, or of a fork of it, on a free port; its log goes to a
+    file, whose end a SystemExit tells if it does not start."""
+    with TemporaryDirectory() as folder:
+        port, log = _free_port(), Path(folder) / "log"
+        url, command = f"http://127.0.0.1:{port}", [str(program), "--port", str(port), *options]
+        with (
+            log.open("wb") as file,
+            _process(command, stdout=file, stderr=subprocess.STDOUT) as process,
+        ):
+            try:
+                _found(lambda: _is_ready(url) or None, process)
+            except SystemExit as error:
+                end = log.read_text(errors="replace")[-_MOST_TOLD:]
+                raise SystemExit(f"{error}\n{end}") from error
+            yield Served(url, process.pid, log)
+
+
+@contextmanager
 def _process(command: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, env=env, **options)  # type: ignore[call-overload]
@@ -101,6 +122,13 @@ def _process(command: list[str], **options: object) -> Iterator[subprocess.Popen
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 def _is_ready(url: str) -> bool:
