@@ -1,6 +1,7 @@
 """Compare duodec with other programs that decode on a CPU: a head-to-head that anyone can run.
 
     python -m benchmarks cpu
+    python -m benchmarks cpu --ask none  # obtains the programs
     python -m benchmarks cpu smollm2 --rivals duodec,llama.cpp --prompts 2 --turns 1
 
 Each program comes from its public package or source, into benchmarks/scratch/cpu, once; builds of
@@ -30,13 +31,13 @@ from benchmarks import Figures
 from benchmarks.cpu import prepare
 from benchmarks.cpu.obtain import Unavailable
 from benchmarks.cpu.page import compared
-from benchmarks.cpu.rivals import RIVALS, Found, Rival, Rows, Setup, Way
+from benchmarks.cpu.rivals import RIVALS, Found, Passes, Rival, Setup, Way
 from duodec.machine.busy import OtherPrograms
 from duodec.machine.cores import available_cores
 from duodec_lab.bench.tasks import TASKS, Prompt, read_prompts
 
 _MODELS = ("smollm2", "qwen2.5-coder-1.5b")
-_PASSES, _DECODING = "passes", "decoding"
+_PASSES, _DECODING, _NONE = "passes", "decoding", "none"
 _HELLO = "Hello!"
 _RIVALS = ",".join(rival.name for rival in RIVALS)
 
@@ -86,18 +87,16 @@ class Comparison:
         self.reasons[key] = str(error)
         print(f"{self.name}, {', '.join(key)}: {error}", flush=True)
 
-    def _pass(self, name: str, rows: Rows, repeats: int, start: int, *, compares: bool) -> None:
+    def _pass(self, name: str, rows: Passes, repeats: int, start: int, *, compares: bool) -> None:
         others = _Others()
         found = rows.measure(self.setup, repeats, start, compares=compares)
         found["other_cores"] = others.num_cores
         self.passes.setdefault((name, rows.name), []).append(found)
         shown = "  ".join(f"{width}: {ms:.1f}" for width, ms in found["forward_ms"].items())
-        moves = f"; logits move by {found['deviation']:.3g}" if compares else ""
-        print(
-            f"{self.name}, {name}, {rows.name}: {shown} ms; prefill {found['prefill_ms']:.2f} a "
-            f"token{moves}",
-            flush=True,
-        )
+        prefill = found["prefill_ms"]
+        told = f"; prefill {prefill:.2f} a token" if prefill else ""
+        told += f"; logits move by {found['deviation']:.3g}" if compares else ""
+        print(f"{self.name}, {name}, {rows.name}: {shown} ms{told}", flush=True)
 
     def _decode(
         self, name: str, way: Way, turn: int, prompts: Sequence[Prompt], max_tokens: int
@@ -158,7 +157,7 @@ class Comparison:
         }
         return {
             "way": way, "forward_ms": forward_ms,
-            "prefill_ms": median(run["prefill_ms"] for run in runs),
+            "prefill_ms": _median(run["prefill_ms"] for run in runs),
             "load_s": median(run["load_s"] for run in runs),
             "deviation": runs[0]["deviation"], "system": runs[0]["system"],
             "other_cores": max(run["other_cores"] for run in runs),
@@ -215,6 +214,11 @@ def _ended_s() -> float:
     return times.children_user + times.children_system
 
 
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
 def _in_turn(every: Sequence[Any], turn: int) -> Sequence[Any]:
     """Forwards and backwards, so that none is always the first."""
     return every[:: -1 if turn % 2 else 1]
@@ -242,7 +246,8 @@ def main(
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL[:FORMAT]...")] = None,
     rivals: Annotated[str, typer.Option(help="Of these.")]
     = _RIVALS,
-    ask: Annotated[str, typer.Option(help="Of these.")] = f"{_PASSES},{_DECODING}",
+    ask: Annotated[str, typer.Option(help="Of these; none: obtain the programs only.")]
+    = f"{_PASSES},{_DECODING}",
     turns: Annotated[int, typer.Option(min=1, help="Of every program.")] = 2,
     prompts: Annotated[int, typer.Option(min=1, help="Of our own, over seven tasks.")] = 7,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of a completion.")] = 48,
@@ -256,7 +261,12 @@ def main(
 ) -> Figures:  # fmt: skip
     """Every program by turns: forward passes, tokens a second, first token, memory, texts."""
     chosen, texts = chosen_rivals(rivals), chosen_prompts(prompts)
-    asked = ask.split(",")
+    asked = set(ask.split(","))
+    if unknown := asked - {_PASSES, _DECODING, _NONE}:
+        raise typer.BadParameter(
+            f"unknown '{min(unknown)}'; choose from: {_PASSES}, {_DECODING}, {_NONE}",
+            param_hint="--ask",
+        )
     done: list[Comparison] = []
     try:
         for name in models or _MODELS:

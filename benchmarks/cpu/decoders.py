@@ -22,7 +22,7 @@ from benchmarks.cpu.obtain import Unavailable, last_line
 from benchmarks.serving.servers import Served
 from benchmarks.serving.serving import ask
 
-_WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def worker(
 ) -> Iterator[Worker]:
     """An engine of worker.py with its settings. Raises Unavailable where it does not start."""
     kept = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
-    command = [str(python), str(_WORKER), engine, json.dumps(settings)]
+    command = [str(python), str(WORKER), engine, json.dumps(settings)]
     with (
         TemporaryFile("w+", errors="replace") as log,
         subprocess.Popen(

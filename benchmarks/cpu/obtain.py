@@ -20,7 +20,7 @@ from duodec.backends.llamacpp.build import native
 
 FOLDER = SCRATCH / "cpu"
 _ROWS = Path(__file__).with_name("rows.cpp")
-_SERVER = "llama-server"
+SERVER = "llama-server"
 _IK_LLAMA = "https://github.com/ikawrakow/ik_llama.cpp"
 _LONGEST_WORDS = 300
 
@@ -94,18 +94,24 @@ def commit(source: Path) -> str:
 
 
 def built(source: Path, options: Sequence[str] = ()) -> Path:
-    """The folder of `llama-server` and the program of rows.cpp, built for this processor."""
+    """The folder of the program of rows.cpp, built for this processor, and of `llama-server`, if it
+    can be built: its ways to decode tell that it is not there."""
     folder = FOLDER / f"build-{source.name}"
-    server, rows = folder / "bin" / _SERVER, folder / "bin" / "rows"
+    server, rows = folder / "bin" / SERVER, folder / "bin" / "rows"
     if not server.is_file():
         print(f"building {source.name} for this processor, once; some minutes", flush=True)
         common = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON",
                   "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
                   native_flags("C"), native_flags("CXX"))  # fmt: skip
         _run(["cmake", "-S", str(source), "-B", str(folder), *common, *options])
-        _run(["cmake", "--build", str(folder), "--target", _SERVER, *_jobs()])
+        _run(["cmake", "--build", str(folder), "--target", "llama", *_jobs()])
     if not rows.is_file() or rows.stat().st_mtime < _ROWS.stat().st_mtime:
         compile_rows(source, [folder], rows, is_ik=_is_ik(source))
+    if not server.is_file():
+        try:
+            _run(["cmake", "--build", str(folder), "--target", SERVER, *_jobs()])
+        except Unavailable as error:
+            print(f"{source.name}: {error}", flush=True)
     return folder / "bin"
 
 

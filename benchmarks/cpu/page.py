@@ -23,7 +23,8 @@ Programs = list[Mapping[str, Any]]
 
 def compared(figures: Mapping[str, Any]) -> str:
     """All tables of all models."""
-    return "\n\n".join([passes(figures), decoding(figures), programs(figures)])
+    found = (passes(figures), decoding(figures), programs(figures))
+    return "\n\n".join(table for table in found if table)
 
 
 def passes(figures: Mapping[str, Any]) -> str:
@@ -44,7 +45,9 @@ def passes(figures: Mapping[str, Any]) -> str:
         ]
         for name, one in found:
             times = [f"{one['forward_ms'][width]:.1f}" for width in widths]
-            rows.append([name, *times, f"{one['prefill_ms']:.2f}", f"{one['deviation']:.2g}"])
+            prefill = f"{one['prefill_ms']:.2f}" if one["prefill_ms"] else ""
+            moves = "" if one["deviation"] is None else f"{one['deviation']:.2g}"
+            rows.append([name, *times, prefill, moves])
         load = _load(one for _, one in found)
         threads = f"{model['threads']} threads{load}"
         parts.append(f"**{model['model']}** ({threads})\n\n{markdown(rows)}")
@@ -62,8 +65,12 @@ def decoding(figures: Mapping[str, Any]) -> str:
             ["", "drafts", "tokens/s", "over ours, no drafts", "first token, s", "memory, MB",
              "other texts"]
         ]  # fmt: skip
-        for program, one in _ways(model["programs"]):
-            rows.append(_decoded(program["program"], one, plain))
+        found = [
+            pair for pair in _ways(model["programs"]) if "rate" in pair[1] or pair[1]["reason"]
+        ]
+        if not found:
+            continue
+        rows += [_decoded(program["program"], one, plain) for program, one in found]
         draft = f"; the draft model is {model['draft']}" if model["draft"] else ""
         load = _load(one for _, one in _ways(model["programs"]))
         threads = f"{model['threads']} threads{load}"
@@ -107,7 +114,7 @@ def _ways(
 def _decoded(name: str, one: Mapping[str, Any], plain: float) -> list[object]:
     words = _WORDS.get(one["way"], one["way"])
     if "rate" not in one:
-        return [name, words, one.get("reason") or "not measured", "", "", "", ""]
+        return [name, words, one["reason"], "", "", "", ""]
     over = f"{one['rate'] / plain:.2f}" if plain else ""
     texts = f"{one['num_other_texts']} of {one['num_texts']}"
     bold = "**" if name == _OURS else ""

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.cpu import obtain, prepare
-from benchmarks.cpu.decoders import Decoder, server, worker
+from benchmarks.cpu.decoders import WORKER, Decoder, server, worker
 from benchmarks.cpu.obtain import Unavailable
 from benchmarks.serving import servers
 from duodec.backends.llamacpp.build import native
@@ -24,8 +24,13 @@ PLAIN, REPACKED = "plain", "repacked"
 _CONTEXT = 4096
 _NUM_DRAFTED = 3  # llama.cpp's default, for all who need a number
 _WITHOUT_UI = ("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF")  # which is downloaded
+_WITH_FEW_CACHES = ("-DGGML_IQK_FA_ALL_QUANTS=OFF",)  # of many formats, which take long to compile
 _OPENVINO_TYPES = frozenset((0, 1, 2, 3, 8, 12, 14))  # F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K
 _OPENVINO_NEAREST = "Q4_0"
+_SAVE = """
+import sys, openvino_genai
+openvino_genai.LLMPipeline(sys.argv[1], "CPU", enable_save_ov_model=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,37 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class PackagedRows:
+    """Forward passes of OpenVINO, which worker.py computes in another environment."""
+
+    name: str
+    python: Path
+    model: Callable[[], Path]  # the folder of the model in its own format
+
+    def measure(self, setup: Setup, repeats: int, start: int, *, compares: bool) -> dict[str, Any]:
+        """As of `Rows`. Raises Unavailable."""
+        settings = {
+            "model": str(self.model() / "openvino_model.xml"), "threads": setup.threads,
+            "tokens": setup.facts.tokens, "repeats": repeats, "start": start, "compares": compares,
+        }  # fmt: skip
+        command = [str(self.python), str(WORKER), "passes", json.dumps(settings)]
+        found: dict[str, Any] = json.loads(obtain.run(command).splitlines()[-1])
+        return found
+
+
+class Passes(Protocol):
+    """What can be asked for forward passes: `Rows`, or `PackagedRows`."""
+
+    @property
+    def name(self) -> str:
+        """Of the way that they are computed: plain or repacked."""
+
+    def measure(
+        self, setup: Setup, repeats: int, start: int, *, compares: bool
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
 class Way:
     """A way to decode, in a process of its own."""
 
@@ -83,7 +119,7 @@ class Found:
     version: str
     weights: str  # the file's name, or what they were made of
     ways: Sequence[Way]
-    rows: Sequence[Rows] = ()
+    rows: Sequence[Passes] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +155,7 @@ def ours(setup: Setup) -> Found:
 def llama_cpp(setup: Setup) -> Found:
     """llama.cpp from the sources that our build pins, without our kernels."""
     bin_ = obtain.built(obtain.llama_cpp_source(), _WITHOUT_UI)
-    served = partial(_llama_server, bin_, setup, "--no-webui")
+    served = partial(_llama_server, bin_, setup)
     ways = [
         Way(PLAIN, served),
         Way("n-grams", partial(served, "--spec-type", "ngram-simple")),
@@ -135,7 +171,7 @@ def llama_cpp(setup: Setup) -> Found:
 def ik_llama(setup: Setup) -> Found:
     """ik_llama.cpp: as the file lies, and with its run-time repacking."""
     source = obtain.ik_llama_source(setup.ik_llama)
-    bin_ = obtain.built(source)
+    bin_ = obtain.built(source, _WITH_FEW_CACHES)
     served = partial(_llama_server, bin_, setup, "--jinja")
     ways = [
         Way(PLAIN, served),
@@ -161,26 +197,34 @@ def openvino(setup: Setup) -> Found:
 
     ways = [Way(PLAIN, decoder), Way("n-grams", partial(decoder, lookup=5))]
     if setup.draft:
-        ways.append(Way("draft", partial(decoder, draft=str(readable(setup.draft)))))
-    return Found(
-        obtain.version(python, "openvino-genai"), _made_of(model, setup, _OPENVINO_NEAREST), ways
-    )
+        draft = partial(_in_openvino_format, python, readable(setup.draft))
+        ways.append(Way("draft", lambda: decoder(draft=str(draft()))))
+    rows = (PackagedRows(PLAIN, python, partial(_in_openvino_format, python, model)),)
+    weights = _made_of(model, setup, _OPENVINO_NEAREST)
+    return Found(obtain.version(python, "openvino-genai"), weights, ways, rows)
+
+
+def _in_openvino_format(python: Path, model: Path) -> Path:
+    """The folder of a model in OpenVINO's own format, made once: of drafts nothing else is read."""
+    folder = obtain.FOLDER / "openvino-format" / model.stem
+    if not (folder / "openvino_detokenizer.bin").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        linked = folder / model.name
+        linked.unlink(missing_ok=True)
+        linked.symlink_to(model)
+        obtain.run([str(python), "-c", _SAVE, str(linked)])
+    return folder
 
 
 def mistralrs(setup: Setup) -> Found:
-    """mistral.rs on a CPU."""
+    """mistral.rs on a CPU. Its package drafts with layers of the target's own only."""
     python = obtain.environment("mistralrs", ["mistralrs"])
-    given = {"model": str(setup.model), "threads": setup.threads}
+    given = {"model": str(setup.model)}
 
-    def decoder(**more: object) -> AbstractContextManager[Decoder]:
-        return worker(
-            python, "mistralrs", {**given, **more}, RAYON_NUM_THREADS=str(setup.threads)
-        )  # fmt: skip
+    def decoder() -> AbstractContextManager[Decoder]:
+        return worker(python, "mistralrs", given, RAYON_NUM_THREADS=str(setup.threads))
 
-    ways = [Way(PLAIN, decoder)]
-    if setup.draft:
-        ways.append(Way("draft", partial(decoder, draft=str(setup.draft))))
-    return Found(obtain.version(python, "mistralrs"), setup.model.name, ways)
+    return Found(obtain.version(python, "mistralrs"), setup.model.name, [Way(PLAIN, decoder)])
 
 
 def kt_kernel(setup: Setup) -> Found:
@@ -189,10 +233,12 @@ def kt_kernel(setup: Setup) -> Found:
 
 
 def _llama_server(bin_: Path, setup: Setup, *options: str) -> AbstractContextManager[Decoder]:
-    threads = str(setup.threads)
+    program, threads = bin_ / obtain.SERVER, str(setup.threads)
+    if not program.is_file():
+        raise Unavailable(f"its {obtain.SERVER} could not be built")
     common = ("-m", str(setup.model), "-c", str(_CONTEXT), "-np", "1", "-t", threads,
               "-tb", threads)  # fmt: skip
-    return server(servers.native(bin_ / "llama-server", *common, *options))
+    return server(servers.native(program, *common, *options))
 
 
 def _made_of(model: Path, setup: Setup, nearest: str) -> str:

@@ -32,7 +32,7 @@ class ChatCompletionRequest(Namespace):
     pass
 
 class Runner:
-    def __init__(self, which, **drafting):
+    def __init__(self, which):
         print("this must not reach the answers")
         if which.quantized_filename == "unreadable.gguf":
             raise RuntimeError("no such architecture")
@@ -164,6 +164,17 @@ def test_what_is_measured_is_kept_at_an_interrupt(
     assert model["programs"][0]["ways"][0]["rate"] == pytest.approx(10)
 
 
+def test_what_is_not_asked_is_not_measured(opened: list[str]) -> None:
+    (model,) = measured(ask="passes")["models"]
+    assert not opened
+    assert model["programs"][0]["passes"][0]["forward_ms"]
+    assert "tokens/s" not in page.compared({"models": [model]})
+    (model,) = measured(ask="none")["models"]
+    assert model["programs"][0]["passes"] == [{"way": "plain", "reason": None}]
+    with pytest.raises(typer.BadParameter, match="unknown 'speed'"):
+        measured(ask="speed")
+
+
 def test_an_interrupt_before_any_figure_ends_it(
     opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +223,7 @@ def test_memory_is_that_of_a_process_that_runs() -> None:
 
 def test_a_package_of_another_python_answers(tmp_path: Path) -> None:
     (tmp_path / "mistralrs.py").write_text(MISTRALRS)
-    given = {"model": "/models/a.gguf", "threads": 1}
+    given = {"model": "/models/a.gguf"}
     with worker(Path(sys.executable), "mistralrs", given, PYTHONPATH=str(tmp_path)) as found:
         one = found.complete("a bc d", 8)
         assert (one.text, one.num_tokens) == ("abcd", 3)
@@ -222,7 +233,7 @@ def test_a_package_of_another_python_answers(tmp_path: Path) -> None:
 
 def test_a_package_that_cannot_read_a_file_says_why(tmp_path: Path) -> None:
     (tmp_path / "mistralrs.py").write_text(MISTRALRS)
-    given = {"model": "/models/unreadable.gguf", "threads": 1}
+    given = {"model": "/models/unreadable.gguf"}
     with (
         pytest.raises(Unavailable, match="ended with 1: RuntimeError: no such architecture"),
         worker(Path(sys.executable), "mistralrs", given, PYTHONPATH=str(tmp_path)),
