@@ -35,6 +35,8 @@ _ALL = (
                "exactness.identity", "exactness.md"),
     Experiment("kernels", "How fast are forward passes on a CPU, with our kernels and llama.cpp's?",
                "kernels.kernels", "measurements.md"),
+    Experiment("cpu", "How fast is decoding on a CPU, beside other programs that do it?",
+               "cpu.cpu", "cpu.md"),
     Experiment("draws", "What does the work on a row of logits cost?",
                "decoding.draws", "measurements.md"),
     Experiment("faithfulness", "How far are our kernels, and llama.cpp's, from float32?",

@@ -19,13 +19,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks import figures_of, markdown
+from benchmarks.cpu.page import decoding, passes, programs
 from benchmarks.decoding.entrants import ALL, CEILING, PLAIN
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.target.width_choice import WIDTHS
 from duodec.loading.forecast import Forecast
 from duodec_lab.bench.reports.statistics import Rate, Ratio, ratio_of_rates
 
-PAGES = tuple(Path(__file__).parents[1] / name for name in ("README.md", "docs/measurements.md"))
+PAGES = tuple(
+    Path(__file__).parents[1] / name
+    for name in ("README.md", "docs/measurements.md", "docs/cpu.md")
+)
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LEAST, _LEAST_OF_A_TASK = 1.10, 0.97  # of the default over the best of all else
 _OURS = ("auto", "auto+gpu", "auto@free", "auto@gpu", CEILING)
@@ -356,10 +360,23 @@ def unaided_tasks() -> str:
     return markdown(rows)
 
 
+_CPU = "cpu"  # the result file of the head-to-head
+
+
+def _of_cpu(table: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
+    def written_of_file() -> str:
+        try:
+            return table(_figures(_CPU))
+        except FileNotFoundError:
+            return "Not measured yet."
+
+    return written_of_file
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     one.__name__: one
     for one in (headline, curves, classes, criteria, sampled, unaided, unaided_tasks)
-}
+} | {f"cpu_{one.__name__}": _of_cpu(one) for one in (passes, decoding, programs)}
 
 
 def written(page: str) -> str:

@@ -13,7 +13,7 @@ from benchmarks.table import EXPERIMENTS
 from benchmarks.tables import classes, written
 from fakes import ROOT
 
-PAGES = ("README.md", "docs/measurements.md")
+PAGES = ("README.md", "docs/measurements.md", "docs/cpu.md")
 ALL_PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 _HEADING = re.compile(r"(?m)^(?=#{1,6} )")
 _GENERATED = re.compile(r"<!-- table: \w+ -->.*?<!-- end -->", re.DOTALL)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks import SCRATCH, Figures, markdown
 from benchmarks.made_embedders import RANK, SHAPES, words, write_embedder
-from benchmarks.serving.servers import Served, llama_cpp, llama_server, ours
+from benchmarks.serving.servers import Served, llama_cpp, native, ours
 from duodec.machine.busy import OtherPrograms
 
 Rows = NDArray[np.float64]
@@ -180,7 +180,7 @@ def _theirs(
             "-np", str(slots), "-b", "2048", "-ub", "2048", "-t", str(threads),
             "-tb", str(threads), "--no-webui",
         ]  # fmt: skip
-        with llama_server(binary, model, *options) as served:
+        with native(binary, "-m", str(model), *options) as served:
             yield served
         return
     if python is None:

@@ -1,4 +1,4 @@
-"""Run servers as separate processes: ours, and llama.cpp's with the same file."""
+"""Run servers as separate processes: ours, and llama.cpp's, or a fork's, with the same file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import TypeVar
 import httpx
 
 _START_S = 300.0
+_MOST_TOLD = 2000  # characters of a log
 _T = TypeVar("_T")
 
 _OURS = "from duodec.cli.app import main; main()"
@@ -90,22 +91,24 @@ def llama_cpp(
 
 
 @contextmanager
-def llama_server(binary: Path, model: Path, *options: str) -> Iterator[Served]:
-    """llama.cpp's server, as somebody has built it, on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), *options]
-    version = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=True)
-    words = " ".join(f"{version.stdout} {version.stderr}".split())
-    with (
-        TemporaryDirectory() as folder,
-        (Path(folder) / "log").open("wb") as file,
-        _process(command, stdout=file, stderr=file) as process,
-    ):
-        url = f"http://127.0.0.1:{port}"
-        _found(lambda: _is_ready(url) or None, process)
-        yield Served(url, process.pid, Path(folder) / "log", words)
+def native(program: Path, *options: str) -> Iterator[Served]:
+    """`llama-server` of a build of llama.cpp, or of a fork of it, on a free port; its log goes to a
+    file, whose end a SystemExit tells if it does not start."""
+    with TemporaryDirectory() as folder:
+        port, log = _free_port(), Path(folder) / "log"
+        version = subprocess.run([str(program), "--version"], capture_output=True, text=True)
+        words = " ".join(f"{version.stdout} {version.stderr}".split())
+        url, command = f"http://127.0.0.1:{port}", [str(program), "--port", str(port), *options]
+        with (
+            log.open("wb") as file,
+            _process(command, stdout=file, stderr=subprocess.STDOUT) as process,
+        ):
+            try:
+                _found(lambda: _is_ready(url) or None, process)
+            except SystemExit as error:
+                end = log.read_text(errors="replace")[-_MOST_TOLD:]
+                raise SystemExit(f"{error}\n{end}") from error
+            yield Served(url, process.pid, log, words)
 
 
 @contextmanager
@@ -121,6 +124,13 @@ def _process(command: list[str], **options: object) -> Iterator[subprocess.Popen
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 def _is_ready(url: str) -> bool:
