@@ -28,7 +28,7 @@ _ALL = (
     Experiment("unaided", "What are drafts worth without a GPU, beside llama.cpp's own server?",
                "decoding.unaided", "measurements.md"),
     Experiment("busy", "What are drafts worth on a CPU that other programs use, too?",
-               "decoding.busy", "measurements.md"),
+               "decoding.busy", "trouble.md"),
     Experiment("gaps", "What stands between two forward passes, in this tree and in another?",
                "decoding.gaps", "measurements.md"),
     Experiment("identity", "Is every method's text plain decoding's?",

@@ -35,6 +35,7 @@ class Light:
     used_s: float = 0.0
     mapped_bytes: int = 0
     num_restarts: int = 0
+    use: str = "completion"
     scheduler: Any = field(default_factory=lambda: SimpleNamespace(num_forwards=0))
 
     @property
