@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import ROOT
@@ -30,11 +33,23 @@ def test_a_distribution_is_named_by_what_it_needs(monkeypatch: pytest.MonkeyPatc
     assert install.needs_command("duodec-torch").endswith("pip install duodec-torch")
 
 
-def test_a_satellite_is_installed_from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ROOT / "packages" / "duodec-lab"
-    assert shlex.split(install.satellite_command("duodec-lab"))[-2:] == ["install", str(place)]
-    monkeypatch.setattr(install, "__file__", "/usr/lib/python3/site-packages/duodec/machine/x.py")
-    assert install.satellite_command("duodec-lab").endswith("install duodec-lab")
+def test_a_satellite_comes_from_where_duodec_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wanted(noted: str | None, code: Path = ROOT) -> str:
+        package = SimpleNamespace(read_text=lambda name: noted)
+        monkeypatch.setattr(install, "distribution_named", lambda name: package)
+        monkeypatch.setattr(install, "__file__", str(code / "src/duodec/machine/install.py"))
+        return shlex.split(install.satellite_command("duodec-lab"))[-1]
+
+    place, nowhere = str(ROOT / "packages" / "duodec-lab"), Path("/usr/lib/python3")
+    assert wanted(None) == place, "it runs from its sources"
+    folder = json.dumps({"url": ROOT.as_uri(), "dir_info": {"editable": False}})
+    assert wanted(folder, nowhere) == place, "pip install ."
+    cloned = {"url": "https://host/duodec", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    where = "git+https://host/duodec@abc#subdirectory=packages/duodec-lab"
+    assert wanted(json.dumps(cloned), nowhere) == f"duodec-lab @ {where}"
+    assert wanted(None, nowhere) == wanted("damaged", nowhere) == "duodec-lab", "of an index"
+    gone = json.dumps({"url": "file:///gone%20away", "dir_info": {}})
+    assert wanted(gone, nowhere) == "duodec-lab", "the folder was deleted"
 
 
 def test_no_remedy_needs_duodec_on_an_index() -> None:

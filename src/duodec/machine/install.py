@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import distribution as distribution_named
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 
 def install_command(*packages: str) -> str:
@@ -37,10 +41,31 @@ def needs_command(distribution: str) -> str:
 
 
 def satellite_command(distribution: str) -> str:
-    """Return the command that installs one of our other distributions, from this checkout if this
-    is one."""
-    place = Path(__file__).resolve().parents[3] / "packages" / distribution
+    """Return the command that installs one of our other distributions from where this duodec came:
+    a folder, a repository, or an index."""
+    source = _source()
+    url, folder = str(source.get("url", "")), f"packages/{distribution}"
+    if "vcs_info" in source:
+        version = source["vcs_info"]
+        where = f"{version['vcs']}+{url}@{version['commit_id']}#subdirectory={folder}"
+        return install_command(f"{distribution} @ {where}")
+    if "dir_info" in source:
+        root = Path(unquote(urlsplit(url).path))
+    else:  # it runs from its sources, or came from an index
+        root = Path(__file__).resolve().parents[3]
+    place = root / folder
     return install_command(str(place) if place.is_dir() else distribution)
+
+
+def _source() -> Mapping[str, Any]:
+    """Return what the installer noted of where duodec came from (PEP 610), if it did."""
+    try:
+        noted: Mapping[str, Any] = json.loads(
+            distribution_named("duodec").read_text("direct_url.json") or "{}"
+        )
+    except (PackageNotFoundError, OSError, ValueError):
+        return {}
+    return noted
 
 
 class PipMissing(Exception):
