@@ -83,7 +83,7 @@ HOMES = {
         "duodec_torch/forward/layer_kernels",
         "duodec_torch/sampling/summary_kernel",
     ),
-    "safetensors": ("duodec_torch/heads", "duodec_lab/distill/training/heads"),
+    "safetensors": ("duodec_torch/heads", "duodec_lab/distill/library"),
     "accelerate": ("duodec_torch",),
     "gguf": ("duodec_torch", "duodec_lab/distill/library"),
     "huggingface_hub": ("models",),

@@ -69,6 +69,18 @@ def test_without_a_library_one_line_says_what_to_install(library: str) -> None:
     assert "-m pip install" in line
 
 
+@pytest.mark.parametrize("options", [(), ("--heads", "eagle3"), ("--heads", "medusa")])
+def test_without_our_package_for_torch_one_line_says_what_to_install(options: list[str]) -> None:
+    command = [sys.executable, "-c", RUN, "duodec_torch", "distill", "smollm2", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(
+        "duodec: duodec distill trains with duodec-torch, which is not installed"
+    )
+    assert line.endswith("/packages/duodec-torch")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -17,10 +17,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
 
 from duodec.errors import ComputeFailed
-from duodec_lab.distill.library import torch
+from duodec_lab.distill.library import save_file, torch
 from duodec_lab.distill.recording import Sample
 from duodec_lab.distill.settings import DistillSettings
 from duodec_lab.distill.training.batches import MAX_LENGTH
