@@ -90,7 +90,7 @@ inline void score(const float * queries, const char * keys, int64_t stride, int6
     }
     for (int i = count; i < ROWS; i++) for (int q = 0; q < Q; q++) parts[q][i] = L::zero();
     for (int q = 0; q < Q; q++) {
-        const Scoring & scoring = scorings[q];
+        const Scoring & scoring = scorings[q % G];
         const L::Real added = L::mul(L::from_float(sights[q / G].added + first), L::splat(scoring.slope));
         L::Real found = L::sums(parts[q]);
         if (scoring.cap != 0) found = L::add_product(added, hyperbolic_tangent(L::mul(found, L::splat(scoring.scale / scoring.cap))), L::splat(scoring.cap));
@@ -120,7 +120,7 @@ inline void add_values(Lanes::Real (&sums)[Q][N], const char * values, int64_t s
 // Vectors of values that are summed at once.
 constexpr int deep(int queries) { return 4 * queries <= Lanes::SUMS ? 4 : 2 * queries <= Lanes::SUMS ? 2 : 1; }
 
-// `out[r * G + g]` takes what query head g of row r finds. Strides are in bytes; sizes of heads are multiples of Lanes::ROWS. The
+// `out[r * G + g]` takes what query head g of row r finds, by `scorings[g]`. Strides are in bytes; sizes of heads are multiples of Lanes::ROWS. The
 // first `alike` cells, a multiple of that, are the same for all rows; `work` has room for the queries and their padded cells.
 template <int R, int G, bool KEYS_BFLOAT, bool VALUES_BFLOAT>
 void attend(const float * const * queries, const char * keys, int64_t key_stride, int64_t key_size, const char * values, int64_t value_stride,
@@ -139,11 +139,11 @@ void attend(const float * const * queries, const char * keys, int64_t key_stride
     for (int r = 0; r < R; r++)
         for (int64_t c = shared; c < sights[r].num_cells; c += ROWS)
             score<G, Q, G, KEYS_BFLOAT>(work + r * G * ROWS, keys, key_stride, key_size, sights[r].cells + c, later(c, sights[r]), count_from(c, sights[r]),
-                                        scorings + r * G, sights + r, c, scores + r * G * ROWS, most + r * G);
+                                        scorings, sights + r, c, scores + r * G * ROWS, most + r * G);
     float shares[Q];  // of each cell's value: 1 / the sum of all weights
     for (int q = 0; q < Q; q++) {
         const int64_t num = sights[q / G].num_cells, length = padded(num);
-        const float sink = scorings[q].sink, found_most = L::greatest(most[q]);
+        const float sink = scorings[q % G].sink, found_most = L::greatest(most[q]);
         const L::Real top = L::splat(found_most < sink ? sink : found_most);  // a NaN stays one
         L::Real total = L::zero();
         for (float * own = scores + q * ROWS, * end = own + length * Q; own < end; own += Q * ROWS) {
@@ -322,10 +322,10 @@ inline void compute_attention(const Attention & a, int64_t thread, int64_t num_t
         const int64_t alike = sights.alike(row, rows);
         const float * queries[TOKENS * HEADS];
         float * out[TOKENS * HEADS];
-        Scoring scorings[TOKENS * HEADS];
+        Scoring scorings[HEADS];
+        for (int64_t h = 0; h < heads; h++) scorings[h] = a.scoring(head + h);
         for (int64_t q = 0; q < rows * heads; q++) {
             const int64_t token = first + row + q / heads, h = head + q % heads;
-            scorings[q] = q < heads ? a.scoring(h) : scorings[q - heads];
             queries[q] = (const float *)(a.queries + token * a.query_token + h * a.query_head + stream * a.query_stream);
             out[q] = (float *)(a.out + token * a.out_token + h * a.out_head + stream * a.out_stream);
         }
