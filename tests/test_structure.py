@@ -230,7 +230,7 @@ ALONE = {
     "backends/grammar/child": "it is the program of another process",
     "backends/llamacpp/build/": "scripts load it by its path, without the package",
     "backends/llamacpp/checks/": "it is the program of another process, or what `doctor` asks",
-    "backends/llamacpp/drafts/": "what a draft model does beside drafting has a file each",
+    "backends/llamacpp/drafts/": "what a draft model does in addition to drafting has a file each",
     "backends/llamacpp/embedding/": "a backend loads each kind of model by a file of its own",
     "backends/llamacpp/gguf/": "it reads files that nobody has vetted",
     "backends/llamacpp/target/": "a kind of target has a file",

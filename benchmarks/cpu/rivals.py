@@ -124,7 +124,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Rival:
-    """A program beside ours, or ours."""
+    """A program that is compared: ours, or another."""
 
     name: str
     source: str  # where anyone gets it
@@ -247,7 +247,7 @@ def _made_of(model: Path, setup: Setup, nearest: str) -> str:
 
 
 RIVALS = (
-    Rival("duodec", "pip install duodec", ours),
+    Rival("duodec", "this tree", ours),
     Rival("llama.cpp", "its sources in the package llama-cpp-python", llama_cpp),
     Rival("ik_llama.cpp", "git clone https://github.com/ikawrakow/ik_llama.cpp", ik_llama),
     Rival("OpenVINO GenAI", "pip install openvino-genai", openvino),

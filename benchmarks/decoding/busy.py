@@ -1,6 +1,6 @@
 """Decode on a CPU whose cores other programs use, without a draft model and with one in turns.
 
-Each engine decodes the same prompts by turns, quiet and beside programs that never wait. A draft
+Each engine decodes the same prompts by turns, alone and while other programs never wait. A draft
 model that is named is used whatever the load; one that `auto` finds by itself is left out where
 cores are busy when it is loaded.
 """
@@ -51,7 +51,7 @@ def main(
     max_tokens: Annotated[int, typer.Option()] = 64,
     programs: Annotated[str, typer.Option(help="Numbers of busy programs.")] = "0,1,2",
 ) -> Figures:
-    """Tokens a second of `auto`, over plain decoding of the same prompt beside as many programs."""
+    """Tokens a second of `auto`, over plain decoding of the same prompt at the same load."""
     prompts = read_prompts(data, TASKS, limit)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
     rates: dict[str, dict[str, list[float]]] = {}
@@ -67,7 +67,7 @@ def main(
             found: dict[str, list[float]] = defaultdict(list)
             by_task: dict[str, list[float]] = defaultdict(list)
             with busy(num):
-                for prompt in track(prompts, f"beside {num} busy programs", transient=True):
+                for prompt in track(prompts, f"{num} busy programs", transient=True):
                     text = prompt.turns[0]
                     plain = _rate(engines["without"], text, params, method("ar"))
                     found[PLAIN].append(plain)
@@ -81,7 +81,7 @@ def main(
                     a / p for a, p in zip(found[name], found[PLAIN], strict=True)
                 )
                 print(
-                    f"beside {num} busy programs, {name}: {ratio:.2f} times plain decoding, "
+                    f"{num} busy programs, {name}: {ratio:.2f} times plain decoding, "
                     f"{median(found[name]):.1f} tokens/s for {median(found[PLAIN]):.1f}"
                 )
     return {"tokens_per_second": rates, "over_plain_by_task": tasks, "prompts": len(prompts)}

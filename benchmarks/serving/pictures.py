@@ -1,4 +1,4 @@
-"""Time what a picture costs those who decode: an encode of SmolVLM's encoder, alone and beside
+"""Time what a picture costs those who decode: an encode of SmolVLM's encoder, alone and during
 decoding in another thread.
 
 The encoder has the shape of SigLIP base, as SmolVLM has it, and random weights; the text model is
@@ -29,7 +29,7 @@ from duodec.models import resolve
 
 _SIZE, _PATCH, _DIMS, _HEADS, _INNER, _LAYERS, _SCALE = 512, 16, 768, 12, 3072, 12, 4
 _CONTEXT, _PROMPT = 512, 40
-_SETTLING_S = 0.5  # of decoding, before an encode begins beside it
+_SETTLING_S = 0.5  # of decoding, before an encode begins
 
 
 def write_encoder(path: Path, width: int) -> Path:
@@ -104,7 +104,7 @@ def decode(target: LlamaTarget, ended: Event) -> list[float]:
     return taken
 
 
-def beside(target: LlamaTarget, sight: LlamaSight | None) -> tuple[float, float]:
+def encode_and_token_s(target: LlamaTarget, sight: LlamaSight | None) -> tuple[float, float]:
     """Seconds of an encode and the median of a token meanwhile; without what encodes, of a token
     alone."""
     ended, found = Event(), list[float]()
@@ -144,8 +144,8 @@ def main(
                 _, num_tokens = encode_s(sight)  # warm
                 turns, others = [], OtherPrograms()
                 for _ in range(repeats):
-                    alone_s, (_, token_s) = encode_s(sight)[0], beside(own, None)
-                    turns.append((alone_s, token_s, *beside(own, sight)))
+                    alone_s, (_, token_s) = encode_s(sight)[0], encode_and_token_s(own, None)
+                    turns.append((alone_s, token_s, *encode_and_token_s(own, sight)))
                 names = ("encode_s", "token_s", "encode_beside_s", "token_beside_s")
                 medians = [float(f"{median(one):.3g}") for one in zip(*turns, strict=True)]
                 row: dict[str, Any] = {

@@ -97,8 +97,8 @@ SAVED, LEAST_SAVED = 0.2, 0.02
 least later. It reads the prompt once that share of the time covers the reading. Larger: it is tried
 sooner, and more prefill is wasted. By judgement: what is never tried is never measured."""
 FIRST_PROBE = 4
-"""The rounds of drafting before plain decoding is first measured, where nothing else is said. By
-judgement."""
+"""The rounds of drafting before plain decoding is first measured, in vLLM; other governors have a
+number of their own. By judgement."""
 
 # --- The allowance: what drafts may lose
 

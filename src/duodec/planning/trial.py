@@ -95,9 +95,9 @@ class Trial:
 
 @dataclass
 class Supplement:
-    """Decide whether the target's heads run beside other sources: while the tokens that only they
-    brought are more than decoding would bring in the time that they take. A governor cannot judge
-    this, since a few per cent of a round vanish in noise."""
+    """Decide whether the target's heads run in addition to other sources. They run while the tokens
+    that only they brought are more than decoding would bring in the time that they take. A governor
+    cannot judge this, since a few per cent of a round vanish in noise."""
 
     _trial: Trial = field(default_factory=lambda: Trial(constants.FADE_OF_SUPPLEMENT))
 
