@@ -52,21 +52,12 @@ test-torch: MARKS ?= not soak
 test-torch: setup-torch  ## run the tests of targets on torch (long files come first)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 -m "$(MARKS)" \
 		packages/duodec-lab/tests/distill \
-		packages/duodec-torch/tests \
-		tests/backends/llamacpp/test_recurrent.py \
-		tests/backends/llamacpp/test_families.py \
-		tests/backends/llamacpp/test_images.py \
-		tests/backends/llamacpp/test_picture_drafts.py \
-		tests/server/test_images.py \
-		tests/backends/llamacpp/test_packed_models.py \
-		tests/backends/llamacpp/test_padded.py \
-		tests/backends/llamacpp/test_placing.py  # these write GGUF files
+		packages/duodec-torch/tests
 
 test-vllm: setup-vllm  ## run the tests of our drafter in vLLM
 	@.venv-vllm/bin/python -m pytest packages/duodec-vllm/tests
 
 test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the software device
-	@$(BIN)/python -c "import gguf" 2>/dev/null || $(BIN)/python -m pip install --quiet gguf  # writes models
 	@if [ -f $(SOFTWARE)/environment ]; then . ./$(SOFTWARE)/environment; fi; \
 		$(BIN)/python -m pytest -m device tests/backends/llamacpp
 

@@ -20,7 +20,7 @@ from benchmarks.serving import servers
 
 from duodec_lab.bench.tasks import TASKS
 
-FACTS = prepare.Facts("/models/a.gguf", "/models/b.gguf", [1, 2, 3], "/lib", "AVX2", {})
+FACTS = prepare.Facts("/models/a.gguf", "/models/b.gguf", [1, 2, 3], "/lib", "AVX2", False, {})
 MISTRALRS = """\
 import time
 from types import SimpleNamespace as Namespace

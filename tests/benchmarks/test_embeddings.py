@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-pytest.importorskip("gguf", reason="gguf is not installed")
 
 from benchmarks.made_embedders import SHAPES, Shape, write_embedder
 from benchmarks.serving import embeddings

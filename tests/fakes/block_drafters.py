@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
-import pytest
 from fakes.families import HEAD, HEADS, INNER, KV_HEADS, VOCAB, WIDTH, add_field, attention, dense
 from fakes.tiny_models import copy_vocabulary, finish
 from numpy.typing import NDArray
@@ -49,7 +49,6 @@ def write_block(
     """A drafter of two layers that reads the inputs of these of the target's, and shares its
     embeddings and output. ``fields`` and ``shapes`` are added to the kind's own or replace them;
     ``weights`` replace random ones, by the name that ends a tensor's; fields are ``left_out``."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "dflash")
     own_fields, own, of_layer = KINDS[kind]
     values: dict[str, Any] = {

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
-import pytest
 from fakes.tiny_models import copy_vocabulary, finish
 
 VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD, LAYERS = 512, 256, 256, 8, 1, 32, 4
@@ -309,7 +309,6 @@ def write_family(
     are ``num_heads`` layers of multi-token prediction, which go on from a token alone and so are
     often right where layers add little; the others have the same weights with them as without."""
     family = FAMILIES[name] if isinstance(name, str) else name
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, family.architecture)
     fields: dict[str, Any] = {
         "context_length": 1024, "embedding_length": WIDTH, "block_count": family.num_layers,
@@ -380,7 +379,6 @@ def write_eagle3(
 ) -> Path:
     """An EAGLE-3 head for these families, which reads the inputs of three layers and shares the
     target's embeddings and output, but for its ``own``: token_embd, output."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "eagle3")
     fields: dict[str, Any] = {
         "context_length": 1024, "embedding_length": WIDTH, "block_count": 1,

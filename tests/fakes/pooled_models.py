@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
-import pytest
 from fakes.tiny_models import finish, write_dense
 from numpy.typing import NDArray
 
@@ -38,7 +38,6 @@ def write_bert(
     words: Sequence[str] = (),
 ) -> Path:
     """An encoder, with a head that ranks where it pools for that; ``words`` are tokens, too."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_name(name)
     writer.add_context_length(num_context)
@@ -117,7 +116,6 @@ def write_decoder(path: Path, pooling: int = LAST, *, kind: str = "F16") -> Path
 def bert_row(path: Path, tokens: Sequence[int], pooling: int) -> NDArray[np.float64]:
     """The row of a text by an encoder of `write_bert`, computed in NumPy, before it is normalised;
     for a head that ranks, its score."""
-    gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(path)
     weights = {
         one.name: gguf.quants.dequantize(one.data, one.tensor_type).astype(np.float64)

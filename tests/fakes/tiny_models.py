@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
-import pytest
 
 from duodec.backends.llamacpp import library
 from duodec.models import resolve
@@ -21,7 +21,6 @@ def write_mixture(
     path: Path, *, num_vocab: int | None = None, width: int = WIDTH, inner: int = INNER
 ) -> Path:
     """A mixture of experts of three layers, in Llama's architecture."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(512)
     writer.add_embedding_length(width)
@@ -69,7 +68,6 @@ def write_dense(
     """Llama's architecture, or Qwen's, with matrices in the format ``kind``, one that gguf can
     write, and the first tokens of the vocabulary. ``scale`` is that of its logits: the larger, the
     surer it is; ``numbers`` are further metadata, and ``more`` adds what else there is."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
     more(writer)
     for key, number in numbers.items():
@@ -121,7 +119,6 @@ def write_dense(
 def write_hybrid(path: Path, *, num_vocab: int | None = None) -> Path:
     """A hybrid in Qwen3.5's architecture: three layers with a state, one with attention. Its
     matrices are in Q8_0, whose products have the same bits at every width."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "qwen35")
     heads, kv_heads, head, kernel, state, groups, steps = 2, 1, 64, 4, 64, 2, 4
     writer.add_context_length(1024)
@@ -199,7 +196,6 @@ _FILES = {
 def _alike(lib: Any, path: Path) -> Any:
     """All columns of all matrices of a file count alike; some formats are not written unless this
     is said."""
-    gguf = pytest.importorskip("gguf")
     shapes = {t.name: t.shape.tolist() for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1}
     found = (lib.llama_model_imatrix_data * (len(shapes) + 1))()  # the last one without a name
     for i, (name, shape) in enumerate(shapes.items()):
@@ -232,7 +228,6 @@ def requantised(path: Path, kind: str) -> Path:
 @cache
 def vocabulary() -> Mapping[str, tuple[Any, Any]]:
     """The fields of the draft's tokenizer, with their types."""
-    gguf = pytest.importorskip("gguf")
     source = gguf.GGUFReader(resolve("smollm2-draft").path)  # takes seconds
     return {
         key: (field.contents(), field.types[0])
@@ -243,7 +238,6 @@ def vocabulary() -> Mapping[str, tuple[Any, Any]]:
 
 def copy_vocabulary(writer: Any, num_vocab: int | None = None) -> int:
     """Copy a vocabulary, or its first tokens with what merges into them; how many there are."""
-    gguf = pytest.importorskip("gguf")
     tokens = vocabulary()["tokenizer.ggml.tokens"][0][:num_vocab]
     kept = set(tokens)
     for key, (value, kind) in vocabulary().items():

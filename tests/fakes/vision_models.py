@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
-import pytest
 from fakes.families import WIDTH, Family, add_field, attention, dense, write_family
 
 SIZE, PATCH, DIMS, HEADS, INNER, LAYERS = 32, 8, 32, 2, 64, 2
@@ -133,7 +133,6 @@ def write_seeing(folder: Path, name: str, *, num_heads: int = 0) -> Files:
 
 def write_projector(path: Path, name: str, *, width: int = WIDTH) -> Path:
     """What a model of this family sees pictures with; ``width`` other than its own does not fit."""
-    gguf = pytest.importorskip("gguf")
     seeing = SEEING[name]
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from huggingface_hub import constants
@@ -20,7 +21,6 @@ from duodec_lab.bench.results import Results
 from duodec_lab.bench.tasks import TASKS, Prompt
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
-gguf = pytest.importorskip("gguf", reason="gguf is not installed: make setup-torch")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers while it saves
 
 NUM_VOCAB = 2048

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from fakes.block_drafters import BLOCK, KINDS, MASK, TOP_K, write_block
@@ -34,6 +36,7 @@ from duodec.loading.config import EngineConfig
 
 LAYERS = (1, 2, 3)
 RECURRENT = "Qwen 3.5"  # whose positions are several numbers, too
+QUICK = (("dflash", "Llama", 0.8), ("dflash2", RECURRENT, 0.8), ("dspark", "Gemma 3", 0.8))
 CALM = 0.03  # how much a layer adds
 PROMPT = "one two three four one two three"
 SIZES: Any = {"num_slots": 1, "num_context": 256, "num_threads": 1}
@@ -126,7 +129,6 @@ def test_blocks_are_drafted_from_the_end_of_a_text_that_was_not_read(
 
 
 def weights_of(path: Path, *names: str) -> list[Array]:
-    gguf = pytest.importorskip("gguf")
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     return [
         gguf.quants.dequantize(found[name].data, found[name].tensor_type).astype(np.float32)
@@ -240,9 +242,13 @@ def test_no_bit_of_a_target_depends_on_what_a_drafter_reads(folder: Path, family
             text = np.append(text, np.int32(rng.integers(0, 40)))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("family", ["Llama", "Gemma 3", RECURRENT])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "family", "temperature"),
+    [
+        pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow)
+        for one in product(KINDS, ["Llama", "Gemma 3", RECURRENT], [0.0, 0.8])
+    ],
+)
 def test_one_text_with_and_without_blocks(
     kind: str, family: str, temperature: float, folder: Path
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from fakes.families import FAMILIES, VOCAB, write_family
@@ -113,5 +114,4 @@ def _left(path: Path, *, packs: bool) -> frozenset[Operation]:
 
 def _types(path: Path) -> dict[str, str]:
     """Of all tensors, as the file names them."""
-    gguf = pytest.importorskip("gguf")
     return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}

@@ -201,15 +201,15 @@ def test_a_layer_is_asked_for_where_it_is_whole(folder: Path) -> None:
 # --- through the library
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
         (CHAINS, "mtp"),
-        (TREES, "mtp"),
+        pytest.param(TREES, "mtp", marks=pytest.mark.slow),
         ("Llama", "eagle3"),
         ("Qwen 2", "eagle3"),
-        (CHAINS, "eagle3"),
+        pytest.param(CHAINS, "eagle3", marks=pytest.mark.slow),
     ],
 )
 def test_one_text_with_and_without_heads(

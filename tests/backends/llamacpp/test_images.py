@@ -73,7 +73,7 @@ def pair(
 # --- exactness
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("prompt", [ABOUT, TWO], ids=["one", "two"])
 def test_every_method_has_the_text_of_plain_decoding(
     pair: Pair, temperature: float, prompt: Any

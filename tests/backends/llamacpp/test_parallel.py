@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from fakes.tiny_models import write_dense
@@ -71,7 +72,6 @@ def test_a_file_says_how_it_was_trained(drafts: dict[str, Path]) -> None:
 def test_published_ones_are_known_by_name(
     tmp_path: Path, name: str, architecture: str, num_vocab: int, mask_token: int | None
 ) -> None:
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / name, architecture)
     writer.add_token_list(["a"] * num_vocab)
     writer.write_header_to_file()

@@ -29,6 +29,7 @@ from duodec.core.targets import Query
 from duodec.methods.registry import METHODS
 from duodec.testing import InlineDrafter
 
+SLOW = pytest.mark.slow
 TEMPERATURES = (0.0, 0.8)
 DRAFTED = [
     name
@@ -37,8 +38,8 @@ DRAFTED = [
 ] + ["auto"]  # fmt: skip
 FAMILIES = [
     "Qwen 2.5 VL",  # M-RoPE
-    pytest.param("Gemma 3", marks=pytest.mark.slow),  # not causal
-    pytest.param("Qwen 3.5", marks=pytest.mark.slow),  # a hybrid
+    pytest.param("Gemma 3", marks=SLOW),  # not causal
+    pytest.param("Qwen 3.5", marks=SLOW),  # a hybrid
 ]
 
 
@@ -86,9 +87,12 @@ DRAFTERS: dict[str, Callable[[DraftModel], Any]] = {
     "silent at times": lambda model: Hesitant(model, 2),
     "silent at other times": lambda model: Hesitant(model, 3),
 }
+QUICK = ("a step seen, two waited for", "dies after a few requests", "silent at times")
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in DRAFTERS]
+)
 def test_a_slow_or_dead_drafter_changes_no_text(
     pair: Pair, draft: DraftModel, drafter: str
 ) -> None:
@@ -107,7 +111,7 @@ def test_a_slow_or_dead_drafter_changes_no_text(
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")
 @pytest.mark.parametrize("fault", ["slow", "hung", "killed"])
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=SLOW), 0.8])
 def test_what_happens_to_the_drafters_process_changes_no_text(
     pair: Pair, fault: str, temperature: float
 ) -> None:
@@ -181,7 +185,7 @@ def headed(
         yield found
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=SLOW), 0.8])
 def test_heads_draft_behind_pictures_and_change_no_text(headed: Pair, temperature: float) -> None:
     llm = headed.llm
     own = params(llm, temperature)

@@ -277,7 +277,7 @@ def test_an_abandoned_prompt_is_read_again(model: LlamaModel) -> None:
             assert (row == last_row(alone, query(text))[0]).all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_every_methods_text_is_plain_decodings(model: LlamaModel, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5, grammar=WORDS)
     prompt = " one two three four one two three"
@@ -319,7 +319,10 @@ def test_a_hybrid_is_loaded_as_a_target_that_has_no_branches(path: Path) -> None
 # --- as drafts
 
 
-@pytest.fixture(scope="module", params=("Qwen 3.5", "LFM 2", *UNSNAPPED))
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in UNSNAPPED[1:]]
+
+
+@pytest.fixture(scope="module", params=["Qwen 3.5", "LFM 2", UNSNAPPED[0], *OTHERS])
 def hybrid(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaModel]:

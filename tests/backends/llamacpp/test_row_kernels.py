@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -196,8 +197,7 @@ def assert_same_bits(a: Floats, b: Floats) -> None:
 
 @each_format
 def test_weights_stand_for_what_the_specification_says(kind: Format) -> None:
-    gguf = pytest.importorskip("gguf")
-    quants = pytest.importorskip("gguf.quants")
+    quants = gguf.quants
     numbered = {number.value: number for number in gguf.GGMLQuantizationType}.get(kind.type)
     if numbered is None or kind.name == "Q1_0":
         pytest.skip(f"the gguf package does not read {kind.name}")

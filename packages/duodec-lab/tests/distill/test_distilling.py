@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is missing: make test-torch runs these")
 pytest.importorskip("transformers", reason="transformers is missing: make test-torch runs these")
-pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these")
 
 import torch
 

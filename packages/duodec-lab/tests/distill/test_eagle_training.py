@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is missing: make test-torch runs these")
-pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these")
 
 import torch
 from fakes.tiny_models import WIDTH, write_dense

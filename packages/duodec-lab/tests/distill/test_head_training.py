@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
-pytest.importorskip("gguf", reason="gguf is not installed: make setup-torch")
 
 import torch
 

@@ -12,7 +12,6 @@ from fakes.tiny_models import write_dense
 
 pytest.importorskip("torch", reason="torch is missing: make test-torch runs these")
 pytest.importorskip("transformers", reason="transformers is missing: make test-torch runs these")
-pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these")
 
 import torch
 
