@@ -2,18 +2,22 @@
 else.
 
 GGUF files as llama.cpp's own quantisation mixes their formats. A file repeats some megabytes of
-random blocks, so that 16 GB are written in seconds.
+random blocks, so that 16 GB are written in seconds. With the vocabulary of another file it decodes
+texts:
+
+    python -m benchmarks.made_models fine-experts Q4_K_M ../made.gguf --vocabulary smollm2.gguf
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
+import typer
 
 from duodec.errors import BadOption
 
@@ -67,6 +71,10 @@ FOR_CPU: Mapping[str, Shape] = {  # whose kernels are measured with them
     # many of which few are used, as in models of 30 thousand million weights
     "hybrid": Shape(8, 1024, 8, 2, 3584, 32000, recurrent=Recurrent(16, 16, 128)),
     "fine-experts": Shape(4, 2048, 32, 4, 768, 32000, num_experts=128, num_used=8),
+    # these as models of 35 and of 80, and gpt-oss of 20
+    "finer-experts": Shape(3, 2048, 16, 2, 512, 32000, num_experts=256, num_used=8),
+    "finest-experts": Shape(2, 2048, 16, 2, 512, 32000, num_experts=512, num_used=10),
+    "few-experts": Shape(3, 2880, 45, 9, 2880, 32000, num_experts=32, num_used=4),
 }
 
 
@@ -85,6 +93,7 @@ class Format:
     columns: int  # of a block
     num_bytes: int
     scales: Mapping[int, float]  # by the place in the block, so that weights are about 0.02
+    exponent: int | None = None  # the first byte of a block, in place of a scale
 
 
 FORMATS: Mapping[str, Format] = {
@@ -103,29 +112,37 @@ FORMATS: Mapping[str, Format] = {
     "TQ1_0": Format(34, 256, 54, {52: 0.025}),
     "TQ2_0": Format(35, 256, 66, {64: 0.02}),
     "BF16": Format(30, 1, 2, {}),
+    "MXFP4": Format(39, 32, 17, {}, exponent=120),
 }
-# llama.cpp's numbers of files; all but the first of one format
+# llama.cpp's numbers of files; of one format but for the first, and MXFP4, which experts have
 MIXES = {
     "Q4_K_M": 15, "Q8_0": 7, "BF16": 32, "Q2_K": 10, "Q3_K": 11, "IQ1_S": 24, "IQ2_XXS": 19,
     "IQ2_XS": 20, "IQ2_S": 29, "IQ3_XXS": 23, "IQ3_S": 26, "TQ1_0": 36, "TQ2_0": 37,
+    "MXFP4": 38,
 }  # fmt: skip
 _ALIGNMENT = 32
+_STRING, _ARRAY = 8, 9
+_SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # bytes of a value, by GGUF's number of its kind
 _GATED_HEAD = 256  # of Qwen3.5's layers of attention
 _BLOCKS = 1 << 17  # that repeat
 
 
-def write_gguf(path: Path, shape: Shape, mix: str) -> Path:
+def write_gguf(path: Path, shape: Shape, mix: str, vocabulary: Path | None = None) -> Path:
     """A file in Llama's architecture, Granite's for experts, or Qwen3.5's where layers are
-    recurrent, without a vocabulary. Raises BadOption for an unknown mix, and OSError."""
+    recurrent, with the ``vocabulary`` of another file or none. Raises BadOption for an unknown mix,
+    and OSError."""
     if mix not in MIXES:
         raise BadOption(f"models are not made in {mix}; choose from: {', '.join(MIXES)}")
+    told = _vocabulary(vocabulary) if vocabulary else {"tokenizer.ggml.model": _value("no_vocab")}
+    if vocabulary:
+        shape = replace(shape, num_vocab=_num_tokens(told))
     partial = path.with_suffix(".partial")
     tensors = [(name, dims, _format_of(name, shape, mix)) for name, dims in _tensors(shape)]
     with partial.open("wb") as file:
-        facts = _facts(shape, mix, path.stem)
+        facts = {key: _value(fact) for key, fact in _facts(shape, mix, path.stem).items()} | told
         file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(facts)))
         for key, value in facts.items():
-            file.write(_text(key) + _value(value))
+            file.write(_text(key) + value)
         offset = 0
         for name, dims, kind in tensors:
             file.write(_text(name) + struct.pack("<I", len(dims)))
@@ -198,6 +215,8 @@ def _format_of(name: str, shape: Shape, mix: str) -> Format:
     """As `llama-quantize` chooses it."""
     if any(part in name for part in ("norm", "ffn_gate_inp", "ssm_a", "ssm_dt", "ssm_conv1d")):
         return FORMATS["F32"]
+    if mix == "MXFP4" and "_exps" not in name:
+        return FORMATS["Q8_0"]
     if mix != "Q4_K_M":
         return FORMATS[mix]
     if name == "output.weight":
@@ -246,8 +265,45 @@ def _facts(shape: Shape, mix: str, name: str) -> dict[str, Any]:
         "general.file_type": MIXES[mix],
         "general.quantization_version": 2,
         **{f"{architecture}.{key}": value for key, value in sizes.items()},
-        "tokenizer.ggml.model": "no_vocab",
     }
+
+
+def _vocabulary(path: Path) -> dict[str, bytes]:
+    """The values of a GGUF file's tokenizer by their keys, as they lie there."""
+    with path.open("rb") as file:
+        _, _, _, num_facts = struct.unpack("<4sIQQ", file.read(24))
+        facts = {_read_text(file): _read_value(file) for _ in range(num_facts)}
+    return {key: value for key, value in facts.items() if key.startswith("tokenizer.")}
+
+
+def _num_tokens(told: Mapping[str, bytes]) -> int:
+    _, _, number = struct.unpack("<IIQ", told["tokenizer.ggml.tokens"][:16])
+    return int(number)
+
+
+def _read_text(file: BinaryIO) -> str:
+    (length,) = struct.unpack("<Q", file.read(8))
+    return file.read(length).decode()
+
+
+def _read_value(file: BinaryIO) -> bytes:
+    start = file.tell()
+    (kind,) = struct.unpack("<I", file.read(4))
+    _pass_over(file, kind)
+    end = file.tell()
+    file.seek(start)
+    return file.read(end - start)
+
+
+def _pass_over(file: BinaryIO, kind: int) -> None:
+    if kind == _ARRAY:
+        inner, number = struct.unpack("<IQ", file.read(12))
+        for _ in range(number):
+            _pass_over(file, inner)
+    elif kind == _STRING:
+        _read_text(file)
+    else:
+        file.seek(_SIZES[kind], 1)
 
 
 def _blocks(kind: Format, always: float | None) -> np.ndarray[Any, Any]:
@@ -261,6 +317,8 @@ def _blocks(kind: Format, always: float | None) -> np.ndarray[Any, Any]:
         numbers = rng.standard_normal(64 * _BLOCKS, dtype=np.float32) * np.float32(0.02)
         return (numbers.view(np.uint32) >> 16).astype(np.uint16)
     raw = rng.integers(0, 256, (_BLOCKS, kind.num_bytes), dtype=np.uint8)
+    if kind.exponent is not None:
+        raw[:, 0] = kind.exponent
     for place, scale in kind.scales.items():
         raw[:, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
     return raw
@@ -295,3 +353,19 @@ def _value(value: str | int | float | tuple[int, ...]) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     return struct.pack("<II", 4, value)
+
+
+def main(
+    shape: str,
+    mix: str,
+    path: Path,
+    vocabulary: Annotated[
+        Path | None, typer.Option(help="A GGUF file whose tokens it has.")
+    ] = None,
+) -> None:
+    """Write one model."""
+    print(write_gguf(path, {**SHAPES, **FOR_CPU}[shape], mix, vocabulary))
+
+
+if __name__ == "__main__":
+    typer.run(main)

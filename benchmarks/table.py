@@ -35,6 +35,8 @@ _ALL = (
                "exactness.identity", "exactness.md"),
     Experiment("kernels", "How fast are forward passes on a CPU, with our kernels and llama.cpp's?",
                "kernels.kernels", "measurements.md"),
+    Experiment("operations", "Where does the time of a forward pass on a CPU go?",
+               "kernels.operations", "kernels.md"),
     Experiment("cpu", "How fast is decoding on a CPU, compared with other programs?",
                "cpu.cpu", "cpu.md"),
     Experiment("draws", "What does the work on a row of logits cost?",

@@ -257,6 +257,10 @@ def main(
     = prepare.AUTO,
     repeats: Annotated[int, typer.Option(help="Forward passes a width and turn.")] = 5,
     start: Annotated[int, typer.Option(help="Tokens before the rows that are timed.")] = 100,
+    distinct: Annotated[int | None, typer.Option(
+        min=1, help="Different tokens of a text, where the model is made: the fewer, the more "
+        "experts do rows share.")]
+    = None,
     ik_llama: Annotated[Path | None, typer.Option(help="A tree of ik_llama.cpp.")] = None,
 ) -> Figures:  # fmt: skip
     """Every program by turns: forward passes, tokens a second, first token, memory, texts."""
@@ -270,7 +274,7 @@ def main(
     done: list[Comparison] = []
     try:
         for name in models or _MODELS:
-            facts = prepare.facts(name, draft)
+            facts = prepare.facts(name, draft, distinct)
             one = Comparison(name, Setup(facts, threads or len(available_cores()), ik_llama))
             done.append(one)
             one.find(chosen)

@@ -1,6 +1,6 @@
 """Load our llama.cpp in a process that ends, and tell what a comparison must know of it.
 
-    python -m benchmarks.cpu.prepare facts MODEL DRAFT
+    python -m benchmarks.cpu.prepare facts MODEL DRAFT DISTINCT
     python -m benchmarks.cpu.prepare weights MODEL TYPES FORMAT
 
 The library changes the environment of its process, which other programs must not inherit.
@@ -35,12 +35,14 @@ class Facts:
     tokens: list[int]  # of prose
     libraries: str  # the folder of libllama.so
     kernels: str  # the instruction set of ours
+    has_experts: bool
     variables: dict[str, str]  # that our library sets in the environment
 
 
-def facts(model: str, draft: str) -> Facts:
-    """Of a model as `benchmarks.kernels` names it; ``draft`` is another, `AUTO` or `NONE`."""
-    return Facts(**_asked("facts", model, draft))
+def facts(model: str, draft: str, num_distinct: int | None = None) -> Facts:
+    """Of a model as `benchmarks.kernels` names it; ``draft`` is another, `AUTO` or `NONE`. A model
+    without a vocabulary is given so many different tokens, or any."""
+    return Facts(**_asked("facts", model, draft, str(num_distinct or 0)))
 
 
 def weights(model: Path, types: frozenset[int], nearest: str) -> Path:
@@ -54,16 +56,19 @@ def _asked(*words: str) -> dict[str, Any]:
     return dict(in_process("-m", "benchmarks.cpu.prepare", *words))
 
 
-def _facts(model: str, draft: str) -> dict[str, Any]:
+def _facts(model: str, draft: str, num_distinct: str) -> dict[str, Any]:
     before = dict(os.environ)
     lib = library.load()
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
     path = model_file(model)
+    header = _header(path)
     vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
     return {
         "path": str(path), "draft": _draft(model, draft),
-        "tokens": text_for(vocabulary, _NUM_TOKENS), "libraries": str(library.folder(lib)),
+        "tokens": text_for(vocabulary, _NUM_TOKENS, int(num_distinct)),
+        "libraries": str(library.folder(lib)),
         "kernels": library.kernels(lib), "variables": changed,
+        "has_experts": any("_exps." in name for name in header.tensors),
     }  # fmt: skip
 
 
@@ -78,9 +83,14 @@ def _draft(model: str, draft: str) -> str | None:
     return str(resolve(draft).path if draft.endswith("-draft") else model_file(draft))
 
 
-def _weights(model: Path, types: str, nearest: str) -> dict[str, Any]:
+def _header(model: Path) -> Header:
     header = Header.read(library.load(), model)
     assert header is not None, f"{model} is no GGUF file"
+    return header
+
+
+def _weights(model: Path, types: str, nearest: str) -> dict[str, Any]:
+    header = _header(model)
     is_read = set(header.types.values()) <= set(map(int, types.split(",")))
     return {"path": str(model if is_read else requantised(model, nearest))}
 

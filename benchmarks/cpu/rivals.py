@@ -74,19 +74,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class PackagedRows:
-    """Forward passes of OpenVINO, which worker.py computes in another environment."""
+    """Forward passes of a package, which worker.py computes in another environment."""
 
     name: str
     python: Path
-    model: Callable[[], Path]  # the folder of the model in its own format
+    asked: str  # of worker.py
+    model: Callable[[], Path]  # a file
 
     def measure(self, setup: Setup, repeats: int, start: int, *, compares: bool) -> dict[str, Any]:
         """As of `Rows`. Raises Unavailable."""
         settings = {
-            "model": str(self.model() / "openvino_model.xml"), "threads": setup.threads,
+            "model": str(self.model()), "threads": setup.threads,
             "tokens": setup.facts.tokens, "repeats": repeats, "start": start, "compares": compares,
         }  # fmt: skip
-        command = [str(self.python), str(WORKER), "passes", json.dumps(settings)]
+        command = [str(self.python), str(WORKER), self.asked, json.dumps(settings)]
         found: dict[str, Any] = json.loads(obtain.run(command).splitlines()[-1])
         return found
 
@@ -199,7 +200,7 @@ def openvino(setup: Setup) -> Found:
     if setup.draft:
         draft = partial(_in_openvino_format, python, readable(setup.draft))
         ways.append(Way("draft", lambda: decoder(draft=str(draft()))))
-    rows = (PackagedRows(PLAIN, python, partial(_in_openvino_format, python, model)),)
+    rows = (PackagedRows(PLAIN, python, "passes", partial(_openvino_file, python, model)),)
     weights = _made_of(model, setup, _OPENVINO_NEAREST)
     return Found(obtain.version(python, "openvino-genai"), weights, ways, rows)
 
@@ -216,6 +217,10 @@ def _in_openvino_format(python: Path, model: Path) -> Path:
     return folder
 
 
+def _openvino_file(python: Path, model: Path) -> Path:
+    return _in_openvino_format(python, model) / "openvino_model.xml"
+
+
 def mistralrs(setup: Setup) -> Found:
     """mistral.rs on a CPU. Its package drafts with layers of the target's own only."""
     python = obtain.environment("mistralrs", ["mistralrs"])
@@ -228,8 +233,13 @@ def mistralrs(setup: Setup) -> Found:
 
 
 def kt_kernel(setup: Setup) -> Found:
-    """KTransformers' kernels for experts on a CPU."""
-    raise Unavailable("computes experts, and nothing else of a model: SGLang decodes with it")
+    """KTransformers' kernels for experts on a CPU: they compute nothing else of a model, so that
+    its passes are those of experts alone, and SGLang, which decodes with it, needs a GPU."""
+    if not setup.facts.has_experts:
+        raise Unavailable("computes experts, and nothing else of a model")
+    python = obtain.environment("kt-kernel", ["kt-kernel"])
+    rows = (PackagedRows("experts alone", python, "experts", lambda: setup.model),)
+    return Found(obtain.version(python, "kt-kernel"), setup.model.name, [], rows)
 
 
 def _llama_server(bin_: Path, setup: Setup, *options: str) -> AbstractContextManager[Decoder]:

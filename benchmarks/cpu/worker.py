@@ -2,10 +2,11 @@
 
     python worker.py ENGINE SETTINGS
     python worker.py passes SETTINGS
+    python worker.py experts SETTINGS
 
-SETTINGS are the arguments of one of `ENGINES`, or of `passes`, as JSON. A line of standard input is
-a request, one of standard output its answer; what a package prints itself goes to standard error.
-It imports nothing but the standard library and that package.
+SETTINGS are the arguments of one of `ENGINES`, or of one of `PASSES`, as JSON. A line of standard
+input is a request, one of standard output its answer; what a package prints itself goes to standard
+error. It imports nothing but the standard library and that package.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 WIDTHS = (1, 2, 4, 8, 16, 32)  # as in rows.cpp
 COMPARED = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 64)
@@ -128,15 +130,92 @@ def passes(
     }  # fmt: skip
 
 
+def experts(
+    model: str, threads: int, tokens: list[int], repeats: int, start: int, compares: bool
+) -> dict[str, object]:
+    """The layers of experts of a GGUF file through kt-kernel, and nothing else: each token chooses
+    experts of its own by chance, always the same ones in a layer."""
+    import numpy as np
+    import torch
+    from gguf import GGUFReader
+    from kt_kernel import KTMoEWrapper
+
+    os.environ["KT_FORCE_SYNC_SUBMIT"] = "1"  # else a GPU's stream is to start it
+    for name in ("zeros", "empty", "full"):  # pinned for a GPU, they fail where there is none
+        setattr(torch, name, partial(_unpinned, getattr(torch, name)))
+    reader = GGUFReader(model)
+    facts = {key.partition(".")[2]: field.contents() for key, field in reader.fields.items()}
+    num_experts, num_used = int(facts["expert_count"]), int(facts["expert_used_count"])
+    width, inner = int(facts["embedding_length"]), int(facts["feed_forward_length"])
+    prefill = 512
+    begin = perf_counter()
+    layers = [
+        KTMoEWrapper(
+            layer_idx=layer, num_experts=num_experts, num_experts_per_tok=num_used,
+            hidden_size=width, moe_intermediate_size=inner, gpu_experts_mask=None,
+            cpuinfer_threads=threads, threadpool_count=1, weight_path=model,
+            chunked_prefill_size=prefill, method="LLAMAFILE",
+        )
+        for layer in range(int(facts["block_count"]))
+    ]  # fmt: skip
+    for layer in layers:
+        layer.load_weights(torch.arange(num_experts, dtype=torch.int32))
+    load_s = perf_counter() - begin
+    states = {token: np.random.default_rng(token) for token in set(tokens)}
+    given = {
+        token: (
+            rng.standard_normal(width, np.float32),
+            np.stack([rng.permutation(num_experts)[:num_used] for _ in layers]),
+        )
+        for token, rng in states.items()
+    }
+
+    def compute(begin: int, end: int) -> tuple[float, np.ndarray]:
+        text = tokens[begin:end]
+        hidden = torch.from_numpy(np.stack([given[t][0] for t in text])).to(torch.bfloat16)
+        shares = torch.full((len(text), num_used), 1 / num_used)
+        chosen = [
+            torch.from_numpy(np.stack([given[t][1][layer] for t in text]))
+            for layer in range(len(layers))
+        ]
+        begin_s = perf_counter()
+        for layer, ids in zip(layers, chosen, strict=True):
+            found = layer.forward(hidden, ids, shares, 0)
+        return (perf_counter() - begin_s) * 1e3, found.float().numpy().copy()
+
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    for repeat in range(repeats + 1):
+        for rows, taken in times.items():
+            ms, _ = compute(start, start + rows)
+            if repeat:
+                taken.append(ms)
+    compared = [
+        np.concatenate([compute(i, min(i + rows, 96))[1] for i in range(32, 96, rows)])
+        for rows in (COMPARED if compares else ())
+    ]
+    return {
+        "load_s": load_s, "system": "kt-kernel, LLAMAFILE", "prefill_ms":
+        median(compute(0, prefill)[0] for _ in range(3)) / prefill,
+        "forward_ms": {str(rows): median(taken) for rows, taken in times.items()},
+        "deviation": max(float(np.abs(one - compared[0]).max()) for one in compared)
+        if compared else None,
+    }  # fmt: skip
+
+
+def _unpinned(make: Callable[..., Any], *sizes: Any, pin_memory: bool = False, **more: Any) -> Any:
+    return make(*sizes, **more)
+
+
 ENGINES: dict[str, Callable[..., Complete]] = {"openvino": openvino, "mistralrs": mistralrs}
+PASSES: dict[str, Callable[..., dict[str, object]]] = {"passes": passes, "experts": experts}
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     engine, settings = sys.argv[1], json.loads(sys.argv[2])
-    if engine == "passes":
-        print(json.dumps(passes(**settings)), file=answers, flush=True)
+    if engine in PASSES:
+        print(json.dumps(PASSES[engine](**settings)), file=answers, flush=True)
         return
     complete = ENGINES[engine](**settings)
     print(json.dumps({}), file=answers, flush=True)

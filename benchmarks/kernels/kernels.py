@@ -133,10 +133,12 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int, start: i
     )  # fmt: skip
 
 
-def text_for(model: LlamaModel, num_tokens: int) -> list[int]:
-    """Tokens of prose, again and again; any, where the model has no vocabulary."""
+def text_for(model: LlamaModel, num_tokens: int, num_distinct: int | None = None) -> list[int]:
+    """Tokens of prose, again and again; any, or so many different ones, where the model has no
+    vocabulary."""
     if model.lib.llama_vocab_type(model.vocab) == model.lib.LLAMA_VOCAB_TYPE_NONE:
-        drawn = np.random.default_rng(0).integers(3, model.num_vocab, num_tokens)
+        end = 3 + num_distinct if num_distinct else model.num_vocab
+        drawn = np.random.default_rng(0).integers(3, end, num_tokens)
         return list(map(int, drawn))
     prose = (Path(__file__).parents[2] / "LICENSE").read_text()
     tokens = model.tokenize(prose, is_templated=False)
