@@ -361,22 +361,25 @@ def unaided_tasks() -> str:
 
 
 _CPU = "cpu"  # the result file of the head-to-head
+_EXPERTS = {"cpu_experts": "cpu-experts", "cpu_shared_experts": "cpu-experts-shared"}
 
 
-def _of_cpu(table: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
+def _of_cpu(table: Callable[[Mapping[str, Any]], str], name: str = _CPU) -> Callable[[], str]:
     def written_of_file() -> str:
         try:
-            return table(_figures(_CPU))
+            return table(_figures(name))
         except FileNotFoundError:
             return "Not measured yet."
 
     return written_of_file
 
 
-TABLES: Mapping[str, Callable[[], str]] = {
+TABLES: dict[str, Callable[[], str]] = {
     one.__name__: one
     for one in (headline, curves, classes, criteria, sampled, unaided, unaided_tasks)
-} | {f"cpu_{one.__name__}": _of_cpu(one) for one in (passes, decoding, programs)}
+}
+TABLES |= {f"cpu_{one.__name__}": _of_cpu(one) for one in (passes, decoding, programs)}
+TABLES |= {name: _of_cpu(passes, file) for name, file in _EXPERTS.items()}
 
 
 def written(page: str) -> str:

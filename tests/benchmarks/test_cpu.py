@@ -111,7 +111,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ways that were opened, by programs that are made up."""
     log: list[str] = []
     monkeypatch.setattr(cpu, "RIVALS", rivals(log))
-    monkeypatch.setattr(prepare, "facts", lambda model, draft: FACTS)
+    monkeypatch.setattr(prepare, "facts", lambda *_: FACTS)
     return log
 
 
@@ -178,7 +178,7 @@ def test_what_is_not_asked_is_not_measured(opened: list[str]) -> None:
 def test_an_interrupt_before_any_figure_ends_it(
     opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(model: str, draft: str) -> prepare.Facts:
+    def interrupted(*_: object) -> prepare.Facts:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prepare, "facts", interrupted)
