@@ -361,7 +361,9 @@ def unaided_tasks() -> str:
 
 
 _CPU = "cpu"  # the result file of the head-to-head
-_EXPERTS = {"cpu_experts": "cpu-experts", "cpu_shared_experts": "cpu-experts-shared"}
+_CPU_PASSES = {
+    "cpu_experts": "cpu-experts", "cpu_shared_experts": "cpu-experts-shared", "cpu_ik": "cpu-ik",
+}  # fmt: skip
 
 
 def _of_cpu(table: Callable[[Mapping[str, Any]], str], name: str = _CPU) -> Callable[[], str]:
@@ -379,7 +381,8 @@ TABLES: dict[str, Callable[[], str]] = {
     for one in (headline, curves, classes, criteria, sampled, unaided, unaided_tasks)
 }
 TABLES |= {f"cpu_{one.__name__}": _of_cpu(one) for one in (passes, decoding, programs)}
-TABLES |= {name: _of_cpu(passes, file) for name, file in _EXPERTS.items()}
+TABLES |= {name: _of_cpu(passes, file) for name, file in _CPU_PASSES.items()}
+TABLES["cpu_ik_decoding"] = _of_cpu(decoding, "cpu-ik")
 
 
 def written(page: str) -> str:
