@@ -30,6 +30,7 @@ httpx = pytest.importorskip("httpx")
 # the real command, its models replaced by tables
 PROGRAM = """
 import sys
+from dataclasses import replace
 from fakes.server import Slowed, engine_on_tables
 from pathlib import Path
 from duodec import llm
@@ -51,10 +52,9 @@ def resolve_pair(config):
 
 def load(pair, *, on_warning, taken_bytes):
     config = pair.config
-    engine = engine_on_tables(num_context=config.context or 4000)
-    engine.target = Slowed(engine.target, 0.01)
-    engine.num_slots = config.num_slots
-    return engine
+    loaded = engine_on_tables(num_context=config.context or 4000).loaded
+    target = Slowed(loaded.target, 0.01)
+    return llm.LLM.of(replace(loaded, target=target, num_slots=config.num_slots))
 
 llm.load = load
 resolve.resolve_target, resolve.resolve_pair = resolve_target, resolve_pair

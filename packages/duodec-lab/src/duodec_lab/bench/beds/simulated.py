@@ -120,10 +120,10 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             Topology.read(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
         )
         parts = Parts(
-            engine.tokenizer,
-            engine.num_context,
+            engine.loaded.tokenizer,
+            engine.loaded.num_context,
             None,
-            engine.datastore,
+            engine.loaded.datastore,
             plan.sampling,
             cores.draft_cores,
         )
@@ -146,7 +146,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             facts["draft_ms"] = str(table)
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         latency = plan.latency(host)
-        bed = SimulatedBed(parts, engine.target, model, latency, host)
+        bed = SimulatedBed(parts, engine.loaded.target, model, latency, host)
         if model is not None and config.draft_device == "gpu":
             bed = bed.in_turns(model)
         facts["simulate_as"] = latency.shape.words
