@@ -37,6 +37,7 @@ from duodec import llm
 from duodec.cli import app
 from duodec.errors import ModelUnreadable
 from duodec.loading import resolve
+from duodec.loading.backends import TargetFiles, named
 from duodec.models import ModelFile
 
 resolve_real = resolve.resolve_target
@@ -48,7 +49,7 @@ def resolve_target(config):
 
 def resolve_pair(config):
     file = ModelFile(Path(config.target), config.target, "table", None, None)
-    return resolve.ResolvedPair(config, "llama.cpp", file)
+    return resolve.ResolvedPair(config, named("llama.cpp"), TargetFiles(file))
 
 def load(pair, *, on_warning, taken_bytes):
     config = pair.config

@@ -19,12 +19,13 @@ from duodec.core.targets import Target
 from duodec.core.tokenizers import Tokenizer
 from duodec.datastores import open_for
 from duodec.errors import BackendUnavailable, DuodecError, warn
-from duodec.loading import backends, placing
+from duodec.loading import placing
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.memory import MemoryUse
 from duodec.loading.placing import PlacedDrafter
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget
+from duodec.loading.vetting import vetted_files
 from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing, available_cores, keep_to
@@ -166,9 +167,8 @@ def load_target(
 ) -> LoadedTarget:
     """Load the target's model; ``taken_bytes`` of the memory that looks free are in use. Raises an
     error if something is wrong with its files, or with the backend's options."""
-    target.vetted()
-    loaded = backends.named(target.backend).load(
-        target.files, target.config, on_warning, taken_bytes=taken_bytes
+    loaded = target.backend.load(
+        vetted_files(target), target.config, on_warning, taken_bytes=taken_bytes
     )
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template
@@ -179,8 +179,8 @@ def fits(pair: ResolvedPair, taken_bytes: int) -> bool:
     """Estimate whether memory holds a target with caches of a short context. ``taken_bytes`` of
     what looks free are other models' weights. Raises an error if something is wrong with its
     files."""
-    return backends.named(pair.backend).fits(
-        pair.file, pair.config, taken_bytes=taken_bytes, draft_bytes=draft_bytes(pair)
+    return pair.backend.fits(
+        vetted_files(pair).file, pair.config, taken_bytes=taken_bytes, draft_bytes=draft_bytes(pair)
     )
 
 

@@ -23,6 +23,7 @@ from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, recipe_for
 from duodec.loading.resolve import resolve_pair
+from duodec.loading.vetting import vetted
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing
 from duodec.machine.topology import Topology
@@ -129,7 +130,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
         )
         loaded = None
         if needs_model and pair.draft is not None:
-            loaded = draft_model(pair.draft.path, config, parts)
+            loaded = draft_model(vetted(pair.draft).path, config, parts)
         host_us, draft_ms = plan.host_us, plan.draft_ms
         if host_us is None or (loaded is not None and draft_ms is None):
             with prices.drafter_of(pair, engine, cores, loaded) as drafter:
