@@ -56,18 +56,15 @@ class Quarter:
 def main(num_tokens: Annotated[int, typer.Option(help="Of the completion.")] = 2000) -> None:
     """Print the quarters, and whether the text was that of plain decoding."""
     with load(EngineConfig(context=num_tokens + 600)) as engine:
-        tokenizer = engine.tokenizer
+        tokenizer = engine.loaded.tokenizer
         ends = {t: float("-inf") for t in range(tokenizer.num_vocab) if tokenizer.is_end(t)}
         sampling = SamplingParams(temperature=1.1, seed=5, logit_bias=ends)
         prompt = engine.tokens_of(_PROMPT)
         *_, plain = engine.stream(prompt, replace(sampling, max_tokens=num_tokens), method="ar")
         assert isinstance(plain, Finished)
         text = np.array([*prompt, *plain.tokens], dtype=np.int32)
-        replayed = replace(
-            engine,
-            target=ReplayTarget(text, LatencyCurve(CostCurve.flat(_FORWARD_S))),
-            cores=CoreSharing(),
-        )
+        target = ReplayTarget(text, LatencyCurve(CostCurve.flat(_FORWARD_S)))
+        replayed = LLM.of(replace(engine.loaded, target=target, cores=CoreSharing()))
         quarters = _quarters(replayed, prompt, sampling, num_tokens)
         for quarter in quarters:
             print(quarter, flush=True)
@@ -88,7 +85,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the completion.")] = 2
 def _quarters(
     engine: LLM, prompt: list[int], sampling: SamplingParams, num_tokens: int
 ) -> list[Quarter]:
-    drafter = engine.drafter
+    drafter = engine.loaded.drafter
     assert isinstance(drafter, ProcessDrafter)
     drafter.wait_ready()
     steps: list[tuple[int, float]] = []  # tokens so far, seconds of a step
@@ -131,7 +128,7 @@ def _killed(
     engine: LLM, prompt: list[int], sampling: SamplingParams, plain: Finished
 ) -> tuple[bool, int]:
     """`stream` on the real target, its drafter killed again and again."""
-    drafter = engine.drafter
+    drafter = engine.loaded.drafter
     assert isinstance(drafter, ProcessDrafter)
     drafter.wait_ready()
     num_kills, num_seen = 0, 0

@@ -441,7 +441,8 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
 
 def test_a_callers_time_is_not_the_targets() -> None:
     """A paced target is done long before the caller looks for the result."""
-    model = replace(llm(), target=PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001)))
+    target = PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001))
+    model = LLM.of(replace(llm().loaded, target=target))
     for event in (events := model.stream(PROMPTS[0], PARAMS, method="ar")):
         if isinstance(event, Delta):
             sleep(1.5)
@@ -466,13 +467,13 @@ def test_no_more_is_drafted_than_a_target_can_score(method: str, most: int, is_p
             return super().score(queries)
 
     model = llm()
-    assert model.drafter is not None
+    assert model.loaded.drafter is not None
     asked: list[object] = []
-    submit = model.drafter.submit
-    model.drafter.submit = lambda request: (asked.append(request), submit(request))[1]  # type: ignore[method-assign]
-    model.target = (
-        PacedTarget(Limited(TABLE), CostCurve.constant(0.0005)) if is_paced else Limited(TABLE)
-    )
+    submit = model.loaded.drafter.submit
+    model.loaded.drafter.submit = lambda request: (asked.append(request), submit(request))[1]  # type: ignore[method-assign]
+    target = Limited(TABLE)
+    paced = PacedTarget(target, CostCurve.constant(0.0005)) if is_paced else target
+    model.loaded = replace(model.loaded, target=paced)
     for _ in range(3):  # some methods learn
         for prompt in PROMPTS:
             (found,) = model.generate([prompt], PARAMS, method=method)
@@ -493,7 +494,7 @@ def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> No
         pinned.append(is_drafting)
         keep_to(every[:1] if is_drafting else every)
 
-    model = replace(llm(), cores=CoreSharing(prepare=prepare))
+    model = LLM.of(replace(llm().loaded, cores=CoreSharing(prepare=prepare)))
     try:
         for number, event in enumerate(model.stream(PROMPTS[0], PARAMS, method="stream")):
             assert available_cores() == every, event
@@ -531,7 +532,7 @@ def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
             raise KeyboardInterrupt
 
     target = Interrupted()
-    model = replace(llm(2), target=target, num_slots=2)
+    model = LLM.of(replace(llm(2).loaded, target=target))
     first, second = (model.stream(prompt, PARAMS, method="ar") for prompt in PROMPTS[:2])
     for events in (first, second):
         next(events)

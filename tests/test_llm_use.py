@@ -331,7 +331,7 @@ def test_a_schema_may_be_a_dictionary() -> None:
 
 def test_a_name_loads_a_model() -> None:
     with LLM("smollm2-draft", draft=None, context=256) as model:
-        assert model.num_context == 256
+        assert model.loaded.num_context == 256
         assert repr(model) == "<LLM target=LlamaTarget drafter=None slots=1>"
         assert model.generate("Once", max_tokens=2)[0].tokens
     with pytest.raises(ModelNotFound):

@@ -89,7 +89,7 @@ def test_they_are_bitwise_those_of_a_real_model(real: LLM) -> None:
     prompts = [real.tokens_of(text) for text in ("The capital of France is", "Once upon a time")]
     params = SamplingParams(
         max_tokens=30, logprobs=5, temperature=0.7, seed=5,
-        logit_bias={real.tokenizer.eos: -100.0},
+        logit_bias={real.loaded.tokenizer.eos: -100.0},
     )  # fmt: skip
     completions = real.generate(prompts, params)
     texts = [[*p, *c.tokens] for p, c in zip(prompts, completions, strict=True)]

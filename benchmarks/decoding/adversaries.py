@@ -105,7 +105,7 @@ def recordings(
     found = record(engine, prompts, adversary.sampling, adversary.max_tokens)
     kept = [c for c in found if c.turns and all(len(t.answer) > 2 for t in c.turns)]
     if adversary.is_shuffled:
-        return [shuffled(conversation, engine.tokenizer.is_end) for conversation in kept]
+        return [shuffled(conversation, engine.loaded.tokenizer.is_end) for conversation in kept]
     return kept
 
 
@@ -122,10 +122,10 @@ def main(
     chosen = [a for a in ADVERSARIES if only in a.name]
     with load(EngineConfig(draft=None)) as engine:
         conversations = {a.name: recordings(a, engine, data, limit) for a in chosen}
-        vocabulary = engine.tokenizer
+        vocabulary, num_context = engine.loaded.tokenizer, engine.loaded.num_context
         assert isinstance(vocabulary, LlamaModel)
         plan = CorePlan.make(topology, target_is_on_cpu=False)
-        real = LlamaRecipe(resolve("smollm2-draft").path, engine.num_context, len(plan.draft_cores))
+        real = LlamaRecipe(resolve("smollm2-draft").path, num_context, len(plan.draft_cores))
         for adversary in chosen:
             drafter_cores = cores[:1] if adversary.is_on_one_core else plan.draft_cores
             rest = tuple(c for c in cores if c not in plan.draft_cores) or cores
@@ -136,9 +136,7 @@ def main(
                 on_warning=warn,
             ) as drafter:
                 drafter.wait_ready()
-                parts = Parts(
-                    vocabulary, engine.num_context, drafter, None, adversary.sampling, rest
-                )
+                parts = Parts(vocabulary, num_context, drafter, None, adversary.sampling, rest)
                 bed = ReplayBed(
                     parts, LatencyCurve(CostCurve.flat(adversary.forward_ms / 1e3), prefill_s=1e-4)
                 )

@@ -46,7 +46,7 @@ def main(
     config = EngineConfig(target=target, draft=None)
     draft = draft_for(EngineConfig(target=target)) or ""
     with load(config) as llm:
-        num_vocab = llm.tokenizer.num_vocab
+        num_vocab = llm.loaded.tokenizer.num_vocab
         prompts = read_prompts(data, TASKS, limit)
         recorded = record(llm, prompts, SamplingParams(), max_tokens)
         turns = [turn for conversation in recorded for turn in conversation.turns[:1]]

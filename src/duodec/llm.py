@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import cached_property, partial
 from os import PathLike
-from time import perf_counter
 from typing import Any, overload
 
-from duodec.backends.grammar.trial import GrammarCompiler, GrammarTrial
+from duodec.backends.grammar.trial import GrammarCompiler
 from duodec.chat.template import Message
 from duodec.core.drafters import Datastore, Drafter
 from duodec.core.events import Event, FinishReason, Started
@@ -44,14 +42,11 @@ from duodec.inputs import (
 from duodec.loading.config import DEFAULT_TARGET, EngineConfig
 from duodec.loading.load import Loaded
 from duodec.loading.load import load as load_pair
-from duodec.loading.memory import MemoryUse
 from duodec.loading.resolve import ResolvedPair, resolve_pair
-from duodec.machine.cores import CoreSharing
 from duodec.methods.method import Method
 from duodec.methods.registry import DEFAULT_METHOD, check_method, check_usable
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
-from duodec.planning.costs import Costs
 from duodec.scheduler.completions import CollectedOutput, Completion, PromptBatch
 from duodec.scheduler.engine_lock import EngineLock
 from duodec.scheduler.outputs import Failed, Output, Piece
@@ -65,37 +60,16 @@ else:
     from typing_extensions import Unpack
 
 
-@dataclass
-class _Parts:
-    """Hold the parts of an `LLM`."""
-
-    target: Target
-    tokenizer: Tokenizer
-    num_context: int
-    drafter: Drafter | None = None
-    datastore: Datastore | None = None
-    cores: CoreSharing = field(default_factory=CoreSharing)
-    costs: Costs = field(default_factory=Costs)
-    num_slots: int = 1  # requests that share forward passes
-    memory: MemoryUse | None = None  # memory that it takes, if that was estimated
-    parse_special: bool = False  # control tokens spelled in users' texts are control tokens
-    clock: Callable[[], float] = perf_counter
-    grammars: GrammarCompiler | None = None  # None: the tokenizer's, with the usual limits
-    _methods: dict[str, Method] = field(default_factory=dict)  # methods keep what they learned
-    _engine_lock: EngineLock = field(default_factory=EngineLock)
-    _scheduler: Scheduler | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.grammars = self.grammars or GrammarCompiler(self.tokenizer)
-
-
-class LLM(_Parts):
+class LLM:
     """Generate with a language model, with or without a draft model.
 
     ``LLM("smollm2")`` is `load`: use it as a context manager. Repeated calls reuse what the target
     and the drafter have computed for a text. Several threads may use it: they take turns, a forward
     pass each, and share forward passes if it has slots. `duodec serve` is for many clients.
+    ``llm.loaded`` has the target, its tokenizer and the drafter.
     """
+
+    loaded: Loaded
 
     @overload
     def __init__(
@@ -103,21 +77,32 @@ class LLM(_Parts):
         **options: Unpack[EngineOptions],
     ) -> None: ...  # fmt: skip
     @overload
+    def __init__(self, target: Loaded) -> None: ...
+    @overload
     def __init__(
         self, target: Target, tokenizer: Tokenizer, num_context: int,
         drafter: Drafter | None = ..., datastore: Datastore | None = ..., **parts: Any,
     ) -> None: ...  # fmt: skip
     def __init__(self, target: Any = DEFAULT_TARGET, *parts: Any, **options: Any) -> None:
         if isinstance(target, str | PathLike):
-            vars(self).update(vars(self.load(target, *parts, **options)))
-        elif not (parts or options):
-            raise BadOption(f"target is {shown(target)}; give a name or a path, as a text")
+            loaded = self.load(target, *parts, **options).loaded
+        elif isinstance(target, Loaded):
+            loaded = target
+        elif parts or options:
+            loaded = Loaded(target, *parts, **options)
         else:
-            super().__init__(target, *parts, **options)
+            raise BadOption(f"target is {shown(target)}; give a name or a path, as a text")
+        self.loaded = loaded
+        self.grammars = loaded.grammars or GrammarCompiler(loaded.tokenizer)
+        self._methods: dict[str, Method] = {}  # methods keep what they learned
+        self._engine_lock = EngineLock(loaded.resources)
+        self._scheduler: Scheduler | None = None
 
     def __repr__(self) -> str:
-        drafter = type(self.drafter).__name__ if self.drafter else None
-        return f"<LLM target={type(self.target).__name__} drafter={drafter} slots={self.num_slots}>"
+        target, drafter = self.loaded.target, self.loaded.drafter
+        named = type(drafter).__name__ if drafter else None
+        slots = self.loaded.num_slots
+        return f"<LLM target={type(target).__name__} drafter={named} slots={slots}>"
 
     @classmethod
     def load(
@@ -151,57 +136,21 @@ class LLM(_Parts):
     @classmethod
     def of(cls, loaded: Loaded) -> LLM:
         """Generate with a loaded pair, which ends with this object."""
-        config = loaded.config
-        trial = GrammarTrial(config.grammar_s, config.grammar_bytes)
-        return cls(
-            loaded.target,
-            loaded.tokenizer,
-            loaded.num_context,
-            loaded.drafter,
-            loaded.datastore,
-            cores=loaded.cores,
-            costs=loaded.costs,
-            num_slots=config.num_slots,
-            memory=loaded.memory,
-            parse_special=config.parse_special,
-            grammars=GrammarCompiler(loaded.tokenizer, trial),
-            _engine_lock=EngineLock(loaded.resources),
-        )
-
-    @property
-    def resources(self) -> ExitStack:
-        """Return the stack of resources that this object closes."""
-        return self._engine_lock.resources
-
-    @property
-    def shares_cores(self) -> bool:
-        """Return whether drafter and target compute on the same cores."""
-        return self.cores.is_shared
-
-    @property
-    def prepare(self) -> Callable[[bool], None]:
-        """Return a function that shares the cores before a completion, with a drafter or
-        without."""
-        return self.cores.prepare
-
-    @property
-    def pace_s(self) -> float:
-        """Return the seconds to which each forward pass is slowed, for a demo; 0: it is not."""
-        return self.target.traits.pace_s
+        return cls(loaded)
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
         """While entered, call ``check`` during the prefill of a long prompt; it may raise, which
         ends the request."""
-        if not self.target.traits.reads_in_chunks:
+        target = self.loaded.target
+        if not target.traits.reads_in_chunks:
             yield
             return
-        before = self.target.on_chunk
-        self.target.on_chunk = check
+        before, target.on_chunk = target.on_chunk, check
         try:
             yield
         finally:
-            self.target.on_chunk = before
+            target.on_chunk = before
 
     def close(self) -> None:
         """End the drafter and free the models, after a forward pass of another thread. It can be
@@ -253,8 +202,8 @@ class LLM(_Parts):
         tokenised."""
         self._engine_lock.check_open()
         return prompt_tokens(
-            self.tokenizer, prompt, tools=tools, variables=variables,
-            parse_special=self.parse_special, check=check,
+            self.loaded.tokenizer, prompt, tools=tools, variables=variables,
+            parse_special=self.loaded.parse_special, check=check,
         )  # fmt: skip
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -266,7 +215,7 @@ class LLM(_Parts):
         model does not have."""
         if not is_tokens(tokens):
             raise BadOption(f"tokens is {shown(tokens)}; give a list of tokens")
-        pieces = map(self.tokenizer.piece, self.tokens_of(tokens))
+        pieces = map(self.loaded.tokenizer.piece, self.tokens_of(tokens))
         return b"".join(pieces).decode("utf-8", "replace")
 
     def generate(
@@ -494,7 +443,7 @@ class LLM(_Parts):
         and its time does not count as the request's, unless the target computes in parallel."""
         if not outputs:
             return
-        begin_s = self.clock()
+        begin_s = self.loaded.clock()
         if self._engine_lock.lock.acquire(blocking=False):  # otherwise a thread computes on them
             try:
                 self.scheduler.release_cores()
@@ -506,7 +455,7 @@ class LLM(_Parts):
                 raise output.error
             yield output.delta if isinstance(output, Piece) else output.finished
         if not self.scheduler.is_computing_elsewhere:
-            request.outside_s += self.clock() - begin_s
+            request.outside_s += self.loaded.clock() - begin_s
 
     def scheduled(
         self,
@@ -526,29 +475,30 @@ class LLM(_Parts):
         ``owner`` is the owner of the text. What is cached and learned for another owner is not
         used.
         """
+        loaded = self.loaded
         chosen, choice = self.method(method), whole("choice", choice)
         if choice < 0:
             raise BadOption(f"choice is {choice}; use 0 or more")
         params = seeded(params_of(params))
-        check_bias(params, self.tokenizer.num_vocab)
+        check_bias(params, loaded.tokenizer.num_vocab)
         tokens = self.tokens_of(prompt)
-        check_length(tokens, self.num_context)
-        sight = sight_of(self.tokenizer)
+        check_length(tokens, loaded.num_context)
+        sight = sight_of(loaded.tokenizer)
         if params.prompt_logprobs is not None and shown_in(tokens):
             raise BadOption("prompt_logprobs of a prompt with pictures are not told; leave it out")
-        max_tokens = self.num_context if params.max_tokens is None else params.max_tokens
+        max_tokens = loaded.num_context if params.max_tokens is None else params.max_tokens
         wanted = len(tokens) + max_tokens
         request = Request(
             prompt=tokens,
-            capacity=min(self.num_context, wanted),
+            capacity=min(loaded.num_context, wanted),
             drafter=self._drafter_for(chosen),
             sampler=Sampler(params, choice, len(tokens), self._mask(params)),
-            datastore=self.datastore or NoDatastore(),
-            costs=self.costs,
-            shares_cores=self.cores.is_shared,
-            takes_turns=self.cores.takes_turns(),
-            max_width=min(Request.max_width, self.target.traits.max_draft),
-            clock=self.clock,
+            datastore=loaded.datastore or NoDatastore(),
+            costs=loaded.costs,
+            shares_cores=loaded.cores.is_shared,
+            takes_turns=loaded.cores.takes_turns(),
+            max_width=min(Request.max_width, loaded.target.traits.max_draft),
+            clock=loaded.clock,
             is_end=self._is_end(params.stop_token_ids),
             stream=TextStream(self._piece(shown), tuple(params.stop)),
             num_logprobs=params.logprobs,
@@ -556,17 +506,18 @@ class LLM(_Parts):
             owner=owner,
             blank=sight.blank if sight else 0,
         )
-        full: FinishReason = "length" if wanted <= self.num_context else "context"
+        full: FinishReason = "length" if wanted <= loaded.num_context else "context"
         return ScheduledRequest(request, chosen, on_output, full=full, should_stop=should_stop)
 
     def _is_end(self, tokens: Sequence[int]) -> Callable[[int], bool]:
-        is_end = self.tokenizer.is_end
+        is_end = self.loaded.tokenizer.is_end
         return (lambda token: token in tokens or is_end(token)) if tokens else is_end
 
     def _piece(self, shown: Collection[int]) -> Callable[[int], bytes]:
         """Return a function that gives the bytes of a token, in a text that includes these control
         tokens."""
-        piece, text = self.tokenizer.piece, self.tokenizer.token_text
+        tokenizer = self.loaded.tokenizer
+        piece, text = tokenizer.piece, tokenizer.token_text
         return (lambda token: text(token) if token in shown else piece(token)) if shown else piece
 
     @property
@@ -576,14 +527,15 @@ class LLM(_Parts):
             return self._scheduler
         with self._engine_lock.lock:
             if self._scheduler is None:
+                loaded, cores = self.loaded, self.loaded.cores
                 self._scheduler = Scheduler(
-                    self.target,
-                    self.costs,
-                    num_slots=self.num_slots,
-                    cores_for_target=self.cores.num_for_target if self.shares_cores else None,
-                    prepare=self.prepare,
+                    loaded.target,
+                    loaded.costs,
+                    num_slots=loaded.num_slots,
+                    cores_for_target=cores.num_for_target if cores.is_shared else None,
+                    prepare=cores.prepare,
                     warm_up=WarmUp(Scheduler),
-                    clock=self.clock,
+                    clock=loaded.clock,
                 )
         return self._scheduler
 
@@ -592,8 +544,8 @@ class LLM(_Parts):
     ) -> None:
         """Raise what `generate` would raise for these; nothing is computed."""
         self.method(method)
-        check_length(tokens, self.num_context)
-        check_bias(sampling, self.tokenizer.num_vocab)
+        check_length(tokens, self.loaded.num_context)
+        check_bias(sampling, self.loaded.tokenizer.num_vocab)
         self._mask(sampling)
 
     def method(self, method: str | Method | None) -> Method:
@@ -604,44 +556,41 @@ class LLM(_Parts):
             if chosen not in self._methods:
                 self._methods[chosen] = method_named(chosen)
             chosen = self._methods[chosen]
+        loaded = self.loaded
         check_usable(
-            chosen, self.target.traits,
-            has_drafter=self.drafter is not None, has_datastore=self.datastore is not None,
+            chosen, loaded.target.traits,
+            has_drafter=loaded.drafter is not None, has_datastore=loaded.datastore is not None,
         )  # fmt: skip
         return chosen
 
     def _drafter_for(self, method: Method) -> Drafter:
         """Return the drafter, for methods that need one or use one where that can pay."""
         is_used = method.needs_draft_model or method.uses_draft_model
-        is_wanted = is_used and self.target.traits.max_draft > 0
-        return (self.drafter if is_wanted else None) or NoDrafter()
+        is_wanted = is_used and self.loaded.target.traits.max_draft > 0
+        return (self.loaded.drafter if is_wanted else None) or NoDrafter()
 
     def is_compiled(self, grammar: Grammar | None) -> bool:
         """Return whether a request with this grammar waits for nothing to be compiled."""
-        return grammar is None or self._compiler.knows(grammar)
+        return grammar is None or self.grammars.knows(grammar)
 
     def is_compiled_soon(self, grammar: Grammar) -> bool:
         """Return whether a new grammar takes a tenth of a second at most. Raises BadOption for an
         invalid grammar."""
-        return self._compiler.is_quick(grammar)
+        return self.grammars.is_quick(grammar)
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
         """Return the model's own tokens that end a completion."""
-        return tuple(filter(self.tokenizer.is_end, range(self.tokenizer.num_vocab)))
+        tokenizer = self.loaded.tokenizer
+        return tuple(filter(tokenizer.is_end, range(tokenizer.num_vocab)))
 
     def _mask(self, sampling: SamplingParams) -> Mask | None:
         if sampling.min_tokens:
             ends = {*self.end_tokens, *sampling.stop_token_ids}
-            num_vocab = self.tokenizer.num_vocab
+            num_vocab = self.loaded.tokenizer.num_vocab
             known = [token for token in ends if token < num_vocab]
             return NoEndBefore(sampling.min_tokens, known, num_vocab)
-        return None if sampling.grammar is None else self._compiler.mask(sampling.grammar)
-
-    @property
-    def _compiler(self) -> GrammarCompiler:
-        assert self.grammars is not None, "made with the object"
-        return self.grammars
+        return None if sampling.grammar is None else self.grammars.mask(sampling.grammar)
 
 
 def load(

@@ -35,7 +35,7 @@ from duodec.backends.grammar import llguidance
 from duodec.backends.grammar import trial as grammar_trial
 from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
-from duodec.backends.grammar.trial import GrammarTrial
+from duodec.backends.grammar.trial import GrammarCompiler, GrammarTrial
 from duodec.core.drafters import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling.grammar import Grammar, Mask
@@ -424,10 +424,11 @@ def test_a_text_that_ends_before_knows_nothing_of_it(method: str) -> None:
 
 
 def test_a_vocabulary_is_read_once_for_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_with(None)
-    engine.check(list(PROMPT), SamplingParams(grammar=Grammar("regex", "a")))
+    loaded = engine_with(None).loaded
+    loaded = replace(loaded, grammars=GrammarCompiler(loaded.tokenizer))
+    LLM.of(loaded).check(list(PROMPT), SamplingParams(grammar=Grammar("regex", "a")))
     monkeypatch.setattr(llguidance, "_read", lambda vocabulary: pytest.fail("read again"))
-    replace(engine, _methods={}).check(list(PROMPT), SamplingParams(grammar=SCHEMA))
+    LLM.of(loaded).check(list(PROMPT), SamplingParams(grammar=SCHEMA))
 
 
 def test_bad_grammars_are_refused_before_anything_is_computed() -> None:

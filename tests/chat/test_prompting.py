@@ -288,7 +288,7 @@ def test_a_template_in_a_file_takes_the_place_of_the_models_own(tmp_path: Path) 
     with LLM.load("smollm2-draft", draft=None, context=256, chat_template=str(file)) as llm:
         tokens = llm.tokens_of([user("hello")])
         assert tokens[0] == START
-        assert b"".join(map(llm.tokenizer.piece, tokens)) == b"hello!"
+        assert b"".join(map(llm.loaded.tokenizer.piece, tokens)) == b"hello!"
     for missing in (tmp_path / "none.jinja", tmp_path):
         with pytest.raises(BadOption, match="cannot be read"):
             LLM.load("smollm2-draft", chat_template=str(missing))

@@ -172,7 +172,7 @@ def test_interruption_while_the_prompt_is_read(cli: Cli) -> None:
     def read_chunks(number: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert cli.engine is not None
-        cli.engine.target.on_chunk()
+        cli.engine.loaded.target.on_chunk()
 
     cli.on_forward = read_chunks
     status, out, err = cli("generate", "hello")

@@ -28,9 +28,10 @@ def test_a_single_user_has_one_cache() -> None:
 @pytest.mark.slow
 def test_what_is_said_is_what_was_loaded() -> None:
     with LLM.load("smollm2", num_slots=4, context=1024) as four, LLM.load("smollm2") as one:
-        assert four.memory
-        assert one.memory
-        assert (four.memory.num_slots, four.memory.num_context) == (4, 1024)
-        assert one.memory.num_context == 8192
-        assert one.memory.draft_bytes == 29_671_936
-        assert four.memory.cache_bytes * 8 == one.memory.cache_bytes * 5  # one for a lone request
+        several, single = four.loaded.memory, one.loaded.memory
+        assert several
+        assert single
+        assert (several.num_slots, several.num_context) == (4, 1024)
+        assert single.num_context == 8192
+        assert single.draft_bytes == 29_671_936
+        assert several.cache_bytes * 8 == single.cache_bytes * 5  # one for a lone request

@@ -33,7 +33,7 @@ class Pair:
 
     @property
     def sight(self) -> LlamaSight:
-        sight = getattr(self.llm.tokenizer, "sight", None)
+        sight = getattr(self.llm.loaded.tokenizer, "sight", None)
         assert isinstance(sight, LlamaSight)
         return sight
 
@@ -42,7 +42,7 @@ class Pair:
         return self.sight.projector.num_encoded
 
     def has(self, method: str) -> bool:
-        return method not in BRANCHED or self.llm.target.traits.has_branches
+        return method not in BRANCHED or self.llm.loaded.target.traits.has_branches
 
 
 @contextmanager

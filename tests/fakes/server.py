@@ -133,9 +133,8 @@ def running(
 
 def start(service: Service, llm: LLM, target: Target | None = None) -> None:
     """Serve a model with as many slots as the settings name."""
-    llm.num_slots = service.settings.num_slots
-    if target is not None:
-        llm.target = target
+    target, num_slots = target or llm.loaded.target, service.settings.num_slots
+    llm.loaded = replace(llm.loaded, target=target, num_slots=num_slots)
     service.start(llm)
 
 

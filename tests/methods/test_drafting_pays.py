@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,12 +34,16 @@ def measured(*curve: tuple[int, float]) -> Costs:
 def test_measured_costs_decide_and_not_the_device(takes_turns: bool) -> None:
     """A draft model on the target's own cores is tried like any other, after simpler sources."""
     engine = engine_on_tables()
-    engine.target = Slowed(engine.target, 0.02)
-    engine.cores = CoreSharing(is_shared=takes_turns, takes_turns=lambda: takes_turns)
+    engine.loaded = replace(
+        engine.loaded,
+        target=Slowed(engine.loaded.target, 0.02),
+        cores=CoreSharing(is_shared=takes_turns, takes_turns=lambda: takes_turns),
+    )
     submitted: list[Plan] = []
-    assert engine.drafter is not None
-    submit = engine.drafter.submit
-    engine.drafter.submit = lambda request: (submitted.append(request.plan), submit(request))[1]  # type: ignore[method-assign]
+    drafter = engine.loaded.drafter
+    assert drafter is not None
+    submit = drafter.submit
+    drafter.submit = lambda request: (submitted.append(request.plan), submit(request))[1]  # type: ignore[method-assign]
     *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=60), method="auto")
     assert isinstance(last, Finished)
     assert submitted
@@ -47,11 +52,14 @@ def test_measured_costs_decide_and_not_the_device(takes_turns: bool) -> None:
 
 def test_nothing_is_waited_for_where_no_width_can_pay() -> None:
     engine = engine_on_tables()
-    engine.cores = CoreSharing(is_shared=True, takes_turns=lambda: True)
-    engine.costs = measured(*((n, 0.01 * (1 + n)) for n in (0, 1, 2, 4, 8, 16, 32, 64)))
-    assert engine.drafter is not None
+    engine.loaded = replace(
+        engine.loaded,
+        cores=CoreSharing(is_shared=True, takes_turns=lambda: True),
+        costs=measured(*((n, 0.01 * (1 + n)) for n in (0, 1, 2, 4, 8, 16, 32, 64))),
+    )
+    assert engine.loaded.drafter is not None
     asked: list[DraftRequest] = []
-    engine.drafter.submit = asked.append  # type: ignore[method-assign]
+    engine.loaded.drafter.submit = asked.append  # type: ignore[method-assign]
     *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=4), method="auto")
     assert isinstance(last, Finished)
     assert not asked

@@ -13,6 +13,7 @@ from duodec.backends.paced import PacedTarget
 from duodec.backends.placement import Placement
 from duodec.core.traits import Widths
 from duodec.errors import BadOption
+from duodec.loading.backends import TargetFiles, named
 from duodec.loading.config import EngineConfig
 from duodec.loading.forecast import Forecast
 from duodec.loading.load import _costs, unless_busy
@@ -28,7 +29,7 @@ DRAFT = ModelFile(Path("/models/small.gguf"), "small.gguf", "file", None, None)
 
 def pair(**options: str) -> ResolvedPair:
     config = EngineConfig(**{"target": str(FILE.path), **options})  # type: ignore[arg-type]
-    return ResolvedPair(config, "llama.cpp", FILE, None, DRAFT)
+    return ResolvedPair(config, named("llama.cpp"), TargetFiles(FILE), DRAFT)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from fakes.decoding import FakeClock, FakeTokenizer
 
 from duodec.cli.app import run
 from duodec.core.drafters import DraftRequest
-from duodec.llm import LLM
 from duodec.loading import profile as profiling
 from duodec.loading import resolve
+from duodec.loading.load import Loaded
 from duodec.loading.profile import Profile
 from duodec.loading.resolve import key_of
 from duodec.machine import busy
@@ -38,8 +38,8 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     for module in (profiling, drafters):
         monkeypatch.setattr(module, "perf_counter", clock)
     target = TableTarget(replace(MODEL, seconds=0.003))
-    engine = LLM(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))
-    return profiling.measure(engine, "a key", ("target", "draft"))
+    pair = Loaded(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))
+    return profiling.measure(pair, "a key", ("target", "draft"))
 
 
 # --- profiles
@@ -66,8 +66,8 @@ def test_the_texts_are_of_frequent_tokens_whose_rows_a_short_head_has() -> None:
             asked.append(request)
             super().submit(request)
 
-    engine = LLM(TableTarget(MODEL), TOKENIZER, 200, Recording(DRAFT.load()))
-    profiling.measure(engine, "a key", ("target", "draft"), contexts=(16, 40))
+    pair = Loaded(TableTarget(MODEL), TOKENIZER, 200, Recording(DRAFT.load()))
+    profiling.measure(pair, "a key", ("target", "draft"), contexts=(16, 40))
     assert {len(request.text) for request in asked} == {16, 40}
     first = [request.text[:-1] for request in asked]  # the last token tells passes apart
     assert all(text.max() < MODEL.num_vocab // 8 for text in first)

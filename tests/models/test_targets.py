@@ -80,11 +80,11 @@ def test_files_decide_about_the_backend(folder: Path) -> None:
         ({"target": gguf}, "llama.cpp"),
         ({"target": gguf, "target_backend": "torch"}, "torch"),
     ):
-        assert resolve_target(EngineConfig(**fields)).backend == backend
+        assert resolve_target(EngineConfig(**fields)).backend.name == backend
     found = resolve_target(EngineConfig(target=gguf, target_backend="torch"))
     assert found.file.path == Path(gguf)
     if find_spec("torch"):
-        assert resolve_target(EngineConfig(target=str(folder))).backend == "torch"
+        assert resolve_target(EngineConfig(target=str(folder))).backend.name == "torch"
 
 
 @pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed: make setup-torch")

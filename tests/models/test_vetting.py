@@ -25,7 +25,8 @@ from duodec.cli.app import run
 from duodec.core.rows import check_finite
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
-from duodec.loading import llamacpp, vetting
+from duodec.loading import vetting
+from duodec.loading.backends import TargetFiles, named
 from duodec.loading.config import LLAMA_CPP, EngineConfig
 from duodec.loading.resolve import ResolvedTarget
 from duodec.loading.vetting import vetted
@@ -356,7 +357,31 @@ def test_weights_are_tried_by_the_library_that_computes_them(
         tried.append(vocabulary_only)
         return file
 
-    monkeypatch.setattr(llamacpp, "vetted", noted)
-    target = ResolvedTarget(EngineConfig(), backend, resolve("smollm2-draft"))
-    assert target.vetted() is target.file
+    monkeypatch.setattr(vetting, "vetted", noted)
+    found = TargetFiles(resolve("smollm2-draft"))
+    target = ResolvedTarget(EngineConfig(), named(backend), found)
+    assert vetting.vetted_files(target) is found
     assert tried == [reads_no_weights]
+
+
+@pytest.mark.parametrize("mmproj", ["auto", "pictures.gguf"])
+def test_only_a_bad_projector_that_nobody_named_is_left_out(
+    mmproj: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, pictures, tried = Path("heads.gguf"), Path("pictures.gguf"), list[Path]()
+
+    def refused(path: Path, target: ModelFile) -> Path:
+        raise ModelUnreadable(f"{path} is of another target")
+
+    monkeypatch.setattr(vetting, "vetted_head", lambda path, target: tried.append(path))
+    monkeypatch.setattr(vetting, "vetted_projector", refused)
+    found = TargetFiles(resolve("smollm2-draft"), heads, pictures)
+    target = ResolvedTarget(EngineConfig(mmproj=mmproj), named(LLAMA_CPP), found)
+    if mmproj == "auto":
+        left = vetting.vetted_files(target)
+        assert (left.file, left.heads, left.mmproj) == (found.file, heads, None)
+        assert "is of another target" in str(left.no_pictures)
+    else:
+        with pytest.raises(ModelUnreadable, match=r"^pictures\.gguf is of another target$"):
+            vetting.vetted_files(target)
+    assert tried == [heads]

@@ -92,8 +92,7 @@ def llm_of(model: LlamaModel, vocabulary: LlamaModel, kind: str, num_slots: int)
         num_slots=num_slots,
         widths=Widths.only(KINDS[kind]),
     )
-    llm = LLM(target, vocabulary, NUM_CONTEXT)
-    llm.num_slots = num_slots
+    llm = LLM(target, vocabulary, NUM_CONTEXT, num_slots=num_slots)
     llm.scheduler.num_chunk = 256 if kind == "padded" else 64  # whole pieces
     return llm
 
@@ -191,7 +190,7 @@ def company(
     # a part's last token is computed with the rows behind it, and again with the next part
     num_twice = sum(len(text) > 256 for text in texts) if kind == "padded" else 0
     assert num_expected <= counted.num <= num_expected + num_twice
-    llm.target.close()
+    llm.loaded.target.close()
 
 
 def test_company_computes_no_prompt_again(counted: Counted, dense: LlamaModel) -> None:
@@ -206,7 +205,7 @@ def test_company_computes_no_prompt_again(counted: Counted, dense: LlamaModel) -
     run(llm)
     assert counted.num == 20 + 10
     assert [done(said).num_cached for said in both] == [399, 399]
-    llm.target.close()
+    llm.loaded.target.close()
 
 
 @pytest.mark.usefixtures("any_copy_pays")
@@ -220,7 +219,7 @@ def test_cells_of_another_owner_are_computed(counted: Counted, dense: LlamaModel
     run(llm)
     assert [done(said).num_cached for said in both] == [0, 200]
     assert counted.num == 201 + 1
-    llm.target.close()
+    llm.loaded.target.close()
 
 
 @pytest.mark.usefixtures("any_copy_pays")
@@ -239,7 +238,7 @@ def test_a_slot_that_another_owner_has_taken_is_no_longer_copied_from(
     run(llm)
     assert [done(said).num_cached for said in both] == [0, 0]
     assert counted.num == 2 * len(prompt)
-    llm.target.close()
+    llm.loaded.target.close()
 
 
 def test_a_title_leaves_the_conversation_where_it_is(counted: Counted, dense: LlamaModel) -> None:
@@ -260,7 +259,7 @@ def test_a_title_leaves_the_conversation_where_it_is(counted: Counted, dense: Ll
     run(llm)
     assert counted.num == 1 + len(more), "the last token was drawn, never computed"
     assert done(again).num_cached == len(text) - 1
-    llm.target.close()
+    llm.loaded.target.close()
 
 
 def test_copied_cells_give_the_same_text(dense: LlamaModel) -> None:
@@ -275,7 +274,7 @@ def test_copied_cells_give_the_same_text(dense: LlamaModel) -> None:
         both = [submit(llm, [*prompt, n], 40) for n in (5, 6)]
         run(llm)
         texts.append([done(said).finished.tokens for said in both])
-        llm.target.close()
+        llm.loaded.target.close()
     assert texts[0] == texts[1]
 
 
@@ -291,7 +290,7 @@ def test_where_no_cells_can_be_copied_they_are_computed(
     both = [submit(llm, [*prompt, n]) for n in (5, 6)]
     run(llm)
     assert counted.num == sum(201 - done(said).num_cached for said in both) == 2 * 201
-    llm.target.close()
+    llm.loaded.target.close()
 
 
 def test_a_copy_has_to_save_more_than_it_takes() -> None:

@@ -114,8 +114,8 @@ def served(
     trees: Target | None = None, lone: Target | None = None, num_chunk: int = 512,
     on_end: Ended = lambda entry, reason: None,
 ) -> Iterator[Serving]:  # fmt: skip
-    llm.target = Caches(target or llm.target, alone=lone, trees=trees)
-    llm.num_slots = num_slots
+    caches = Caches(target or llm.loaded.target, alone=lone, trees=trees)
+    llm.loaded = replace(llm.loaded, target=caches, num_slots=num_slots)
     llm.scheduler.num_chunk = num_chunk
     llm.scheduler.on_end = on_end
     serving = Serving(llm, num_queued)
@@ -160,7 +160,7 @@ def test_one_thread_makes_all_forward_passes_one_after_the_other() -> None:
         sleep(0.001)
         is_busy.release()
 
-    target = Counted(engine.target, on_score=called)
+    target = Counted(engine.loaded.target, on_score=called)
     with served(engine, target) as pool:
         answers(pool, asks(1, "ar"))
         assert set(callers) == {(1, "duodec-scheduler")}
@@ -183,7 +183,7 @@ def test_who_comes_second_waits_for_the_forward_of_who_was_alone() -> None:
         is_busy.release()
 
     first, second = (Listener(replace(ask, max_tokens=4)) for ask in asks(2, "ar"))
-    with served(engine, Counted(engine.target, on_score=called)) as pool:
+    with served(engine, Counted(engine.loaded.target, on_score=called)) as pool:
         pool.submit(first)
         assert has_begun.wait(LONG_S)
         pool.submit(second)
@@ -195,7 +195,8 @@ def test_who_comes_second_waits_for_the_forward_of_who_was_alone() -> None:
 def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
     engine = engine_of()
     lengths: list[int] = []
-    target = Counted(engine.target, on_score=lambda queries: lengths.append(len(queries[0].text)))
+    plain = engine.loaded.target
+    target = Counted(plain, on_score=lambda queries: lengths.append(len(queries[0].text)))
     with served(engine, target, num_chunk=16) as pool:
         answers(pool, [Ask((3, 1, 4, 1) * 10, max_tokens=1)])
     assert lengths == [16, 32, 40]
@@ -208,7 +209,7 @@ def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
 def test_eight_at_once_say_what_each_says_alone(method: str) -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
     wanted = asks(24, method)
-    with served(engine, Stale(engine.target)) as pool:
+    with served(engine, Stale(engine.loaded.target)) as pool:
         found = answers(pool, wanted)
     assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
 
@@ -216,7 +217,7 @@ def test_eight_at_once_say_what_each_says_alone(method: str) -> None:
 def test_the_published_rejection_rule_is_served_too() -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
     wanted = asks(8, "sps-rejection")
-    with served(engine, Stale(engine.target)) as pool:
+    with served(engine, Stale(engine.loaded.target)) as pool:
         found = answers(pool, wanted)
     assert all(len(done.finished.tokens) == 40 for done in found)
 
@@ -246,7 +247,7 @@ def test_a_killed_drafter_changes_no_text() -> None:
         stack.callback(over.set)
         engine = engine_of(drafter)
         wanted = asks(32, "stream", 60)
-        with served(engine, Counted(engine.target, 0.002)) as pool:
+        with served(engine, Counted(engine.loaded.target, 0.002)) as pool:
             killer.start()
             found = answers(pool, wanted)
         over.set()
@@ -303,7 +304,7 @@ def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) 
     def entry(name: str) -> ScheduledRequest:
         return llm.scheduled(PROMPTS[0], params, on_output=lambda output: said.append(name))
 
-    with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
+    with served(llm, Counted(llm.loaded.target, on_score=on_score), num_slots=num_slots) as pool:
         pool.thread.submit([entry(f"a{i}") for i in range(9)])
         assert is_computing.wait(LONG_S)
         for names in (("b",), ("c0", "c1", "c2"), ("d",)):
@@ -350,7 +351,8 @@ def test_a_request_with_many_completions_leaves_places_to_others() -> None:
 
         return [llm.scheduled(PROMPTS[0], params, on_output=say) for _ in range(num)]
 
-    with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
+    target = Counted(llm.loaded.target, on_score=on_score)
+    with served(llm, target, num_slots=2, num_queued=8) as pool:
         with pytest.raises(BadOption, match="11 completions are requested at once"):
             pool.thread.submit(entries(11))
         pool.thread.submit(entries(10))
@@ -382,7 +384,7 @@ def test_a_request_with_many_completions_leaves_a_slot_to_others() -> None:
             for _ in range(num)
         ]
 
-    with served(llm, Counted(llm.target, on_score=on_score), num_slots=3) as pool:
+    with served(llm, Counted(llm.loaded.target, on_score=on_score), num_slots=3) as pool:
         llm.scheduler.most_slots = 2
         pool.thread.submit(entries(8, 4))
         assert is_computing.wait(LONG_S)
@@ -399,7 +401,7 @@ def test_one_answer_that_fails_ends_alone() -> None:
 
     engine = engine_of()
     wanted = asks(8, "ar")
-    with served(engine, Counted(engine.target, 0.001, on_score=fail)) as pool:
+    with served(engine, Counted(engine.loaded.target, 0.001, on_score=fail)) as pool:
         listeners = [Listener(ask) for ask in wanted]
         for listener in listeners:
             pool.submit(listener)
@@ -504,7 +506,7 @@ def test_prompts_wait_one_forward_pass_for_long_drafts() -> None:
 
 def test_parts_are_small_beside_a_text_that_waits_for_a_draft() -> None:
     llm = engine_of()
-    llm.target, llm.num_slots = Caches(llm.target), 2
+    llm.loaded = replace(llm.loaded, target=Caches(llm.loaded.target), num_slots=2)
     llm.scheduler.num_chunk, llm.scheduler.num_chunk_in_company = 64, 16
     texts = ((1, 2, 3), tuple(i % 31 for i in range(200)))
     entries = [
@@ -689,13 +691,13 @@ class Timed(Target):
 def test_what_one_target_costs_is_not_expected_of_another() -> None:
     clock = FakeClock()
     alone, shared, trees = (Timed(clock, seconds) for seconds in (0.1, 1.0, 30.0))
-    llm = LLM(alone, FakeTokenizer(), 400, clock=clock, num_slots=2)
-    llm.target = Caches(shared, alone=alone, trees=trees)
+    target = Caches(shared, alone=alone, trees=trees)
+    llm = LLM(target, FakeTokenizer(), 400, clock=clock, num_slots=2)
     params = SamplingParams(max_tokens=20)
     llm.generate([PROMPTS[0]], params, method="recycling")
-    assert not llm.costs.is_measured, "only the target for branches has computed"
+    assert not llm.loaded.costs.is_measured, "only the target for branches has computed"
     llm.generate([PROMPTS[0]], params, method="ar")
-    assert llm.costs.forward_s(0) == pytest.approx(0.1)
+    assert llm.loaded.costs.forward_s(0) == pytest.approx(0.1)
     budget = llm.scheduler.budget
     assert budget.patience_s() == pytest.approx(0.02)
     llm.generate([PROMPTS[0], PROMPTS[1]], [params, replace(params, max_tokens=40)], method="ar")
@@ -704,7 +706,7 @@ def test_what_one_target_costs_is_not_expected_of_another() -> None:
     assert budget.forward_s(0, 0) == pytest.approx(1.0, rel=0.1), (
         "of two, and of who stayed there alone"
     )
-    assert llm.costs.forward_s(0) == pytest.approx(0.1)
+    assert llm.loaded.costs.forward_s(0) == pytest.approx(0.1)
     llm.generate([PROMPTS[0]] * 2, params, method="recycling")
     for slot in (0, 1):
         budget.begin(slot)

@@ -107,7 +107,7 @@ def test_leaving_clients_and_a_dying_drafter() -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-        with running(engine, Slowed(engine.target, 0.001), num_slots=8) as server:
+        with running(engine, Slowed(engine.loaded.target, 0.001), num_slots=8) as server:
             before = psutil.Process().num_threads()
             stop = repeatedly(kill, 0.5)
             try:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from select import select
@@ -263,7 +263,7 @@ def test_a_thousand_slow_clients_keep_nobody_out() -> None:
 
 def test_connections_at_work_are_not_closed_for_others() -> None:
     engine = engine_on_tables(num_context=4000)
-    target = Slowed(engine.target, 0.01)
+    target = Slowed(engine.loaded.target, 0.01)
     with running(engine, target, max_connections=2) as server, ExitStack() as stack:
         lines: list[Iterator[str]] = []
         for _ in range(2):
@@ -377,7 +377,7 @@ def test_a_target_on_a_device_takes_no_cores_from_what_takes_long(
     shares_cores: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_on_tables()
-    engine.cores = CoreSharing(is_shared=shares_cores)
+    engine.loaded = replace(engine.loaded, cores=CoreSharing(is_shared=shares_cores))
     with running(engine) as server:
         (model,) = server.service.models.loaded
         assert not model.computes_on_all_cores
@@ -400,7 +400,9 @@ def test_a_target_leaves_cores_to_large_requests_that_are_prepared(shares_cores:
     tokenizer = SlowLetters(seconds=4.0)
     engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
     shared: list[bool] = []
-    engine.cores = CoreSharing(is_shared=shares_cores, prepare=shared.append)
+    engine.loaded = replace(
+        engine.loaded, cores=CoreSharing(is_shared=shares_cores, prepare=shared.append)
+    )
     with running(engine) as server, ThreadPoolExecutor(1) as clients:
         shared.clear()
         text = server.chat("hi", speculation={"method": "ar"}).json()["choices"]
@@ -577,7 +579,7 @@ def test_grammars_that_others_use_leave_no_memory_for_one_more() -> None:
     letters = Letters(ends=True)
     engine = engine_on_tables(tokenizer=letters)
     engine.grammars.masks = Masks(letters, 1)
-    target = Slowed(engine.target, 0.2)
+    target = Slowed(engine.loaded.target, 0.2)
     with running(engine, target, num_slots=2) as server, ThreadPoolExecutor(1) as clients:
         long = {"structured_outputs": {"regex": "[a-z]{30}"}, "max_tokens": 30}
         first = clients.submit(server.chat, **long)

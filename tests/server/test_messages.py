@@ -327,7 +327,7 @@ def test_a_silent_stream_says_that_it_lives_by_events_that_add_nothing() -> None
     """Claude Code does not count pings."""
     engine = engine_on_tables()
     body = {"model": MODEL, "messages": [ASKED], "max_tokens": 3, "speculation": False}
-    with running(engine, Slowed(engine.target, 0.3), ping_s=0.1) as server:
+    with running(engine, Slowed(engine.loaded.target, 0.3), ping_s=0.1) as server:
         sent = server.post("/v1/messages", {**body, "stream": True}).text
         whole = server.post("/v1/messages", body).json()
     found = [json.loads(line.removeprefix("data: ")) for line in sent.splitlines()[1::3]]

@@ -56,9 +56,8 @@ class Factory:
         if self.slow is not None:
             assert self.slow.wait(20)
         target = Slowed(TableTarget(replace(TABLE, seed=SEEDS[name])), self.seconds, self.on_score)
-        llm = LLM(target, Letters(), 400)
-        llm.num_slots = 4
-        llm.resources.callback(self.closed.append, name)
+        llm = LLM(target, Letters(), 400, num_slots=4)
+        llm.loaded.resources.callback(self.closed.append, name)
         self.opened.append(name)
         self.most = max(self.most, len(self.opened) - len(self.closed))
         return llm
@@ -306,7 +305,7 @@ def test_memory_is_estimated_with_the_weights_of_those_that_are_loaded(
         served = LoadedModel(MODEL, llm, None, Settings(MODEL), Intake(Settings(MODEL)), Meters())
         taken = served.mapped_bytes
         assert served.close()
-        assert taken == llm.tokenizer.num_bytes > 20 << 20  # type: ignore[attr-defined]
+        assert taken == llm.loaded.tokenizer.num_bytes > 20 << 20  # type: ignore[attr-defined]
     for num_loaded in (0, 1, 2):
         free_bytes = (1 + num_loaded) * taken + (spare_mb << 20)
         monkeypatch.setattr(llama, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
@@ -382,5 +381,5 @@ def test_the_first_model_is_loading_until_it_is_loaded() -> None:
 def test_a_slow_target_is_warm_after_a_few_forward_passes() -> None:
     passes: list[Any] = []
     engine = engine_on_tables()
-    with running(engine, Slowed(engine.target, 0.5, passes.append), method="ar"):
+    with running(engine, Slowed(engine.loaded.target, 0.5, passes.append), method="ar"):
         assert 3 <= len(passes) <= 4

@@ -153,7 +153,7 @@ def test_an_error_in_a_stream_is_raised() -> None:
             raise RuntimeError("broken")
 
     with (
-        running(engine, Slowed(engine.target, on_score=fail)) as server,
+        running(engine, Slowed(engine.loaded.target, on_score=fail)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
     ):
         # the warm-up answer is short enough
@@ -167,7 +167,7 @@ def test_an_error_in_a_stream_is_raised() -> None:
 def test_a_client_asks_again_when_the_server_is_busy() -> None:
     engine = engine_on_tables()
     with (
-        running(engine, Slowed(engine.target, 0.01), num_slots=1, num_queued=0) as server,
+        running(engine, Slowed(engine.loaded.target, 0.01), num_slots=1, num_queued=0) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=2) as client,
     ):
         with server.stream(max_tokens=60) as response:

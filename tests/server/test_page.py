@@ -92,7 +92,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     engine = engine_on_tables(num_context=4000)
-    with running(engine, Slowed(engine.target, 0.005, lambda _: GATE.wait(60))) as server:
+    with running(engine, Slowed(engine.loaded.target, 0.005, lambda _: GATE.wait(60))) as server:
         yield server
 
 
@@ -323,7 +323,7 @@ def test_an_edited_message_stands_beside_the_old_one(server: Running, page: Any)
 
 def test_a_server_that_dies_is_named_and_found_again(page: Any) -> None:
     engine = engine_on_tables(num_context=4000)
-    with running(engine, Slowed(engine.target, 0.005)) as first:
+    with running(engine, Slowed(engine.loaded.target, 0.005)) as first:
         opened(page, first)
         say(page, "hello", 3000)
         expect(page, "#live").to_contain_text("tokens/s", timeout=TIMEOUT_MS)

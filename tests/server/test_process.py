@@ -30,12 +30,14 @@ httpx = pytest.importorskip("httpx")
 # the real command, its models replaced by tables
 PROGRAM = """
 import sys
+from dataclasses import replace
 from fakes.server import Slowed, engine_on_tables
 from pathlib import Path
 from duodec import llm
 from duodec.cli import app
 from duodec.errors import ModelUnreadable
 from duodec.loading import resolve
+from duodec.loading.backends import TargetFiles, named
 from duodec.models import ModelFile
 
 resolve_real = resolve.resolve_target
@@ -47,14 +49,13 @@ def resolve_target(config):
 
 def resolve_pair(config):
     file = ModelFile(Path(config.target), config.target, "table", None, None)
-    return resolve.ResolvedPair(config, "llama.cpp", file)
+    return resolve.ResolvedPair(config, named("llama.cpp"), TargetFiles(file))
 
 def load(pair, *, on_warning, taken_bytes):
     config = pair.config
-    engine = engine_on_tables(num_context=config.context or 4000)
-    engine.target = Slowed(engine.target, 0.01)
-    engine.num_slots = config.num_slots
-    return engine
+    loaded = engine_on_tables(num_context=config.context or 4000).loaded
+    target = Slowed(loaded.target, 0.01)
+    return llm.LLM.of(replace(loaded, target=target, num_slots=config.num_slots))
 
 llm.load = load
 resolve.resolve_target, resolve.resolve_pair = resolve_target, resolve_pair

@@ -215,7 +215,7 @@ def test_others_are_admitted_between_the_requests_of_a_pipeline() -> None:
     engine = engine_on_tables()
     seen: list[list[int]] = []
     target = Slowed(
-        engine.target, 0.01, lambda queries: seen.append([int(q.text[0]) for q in queries])
+        engine.loaded.target, 0.01, lambda queries: seen.append([int(q.text[0]) for q in queries])
     )
     with running(engine, target, num_slots=3) as server, connect(server) as sock:
         first = engine.tokens_of("aa")[0]
@@ -234,7 +234,7 @@ def test_others_are_admitted_between_the_requests_of_a_pipeline() -> None:
 
 def test_who_leaves_with_more_in_the_pipeline_is_gone() -> None:
     engine = engine_on_tables(num_context=4000)
-    target = Slowed(engine.target, 0.1)
+    target = Slowed(engine.loaded.target, 0.1)
     with running(engine, target, num_slots=1) as server:
         with connect(server) as sock:
             sock.sendall(post(asked(max_tokens=3000)) + HEALTH)

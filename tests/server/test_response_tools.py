@@ -184,7 +184,7 @@ def test_what_is_refused(fields: dict[str, Any], words: str) -> None:
 def test_a_stream_that_waits_says_so_by_events() -> None:
     """Codex counts no comments, and ends a stream without events after a while."""
     engine = random_model(Tags(TEMPLATE))
-    slow = Slowed(engine.target, seconds=0.4)
+    slow = Slowed(engine.loaded.target, seconds=0.4)
     with running(engine, slow, ping_s=0.1) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
         fields = {"model": MODEL, "input": "hello", "max_output_tokens": 3}
@@ -204,7 +204,7 @@ def test_a_stream_that_fails_says_so_to_codex_and_to_openai() -> None:
         if any(len(query.text) > 22 for query in queries):
             raise RuntimeError("broken")
 
-    with running(engine, Slowed(engine.target, on_score=fail)) as server:
+    with running(engine, Slowed(engine.loaded.target, on_score=fail)) as server:
         body = {"input": "hello", "stream": True, "max_output_tokens": 200}
         text = server.post(PATH, body).text
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)

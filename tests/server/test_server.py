@@ -681,7 +681,7 @@ def test_eight_clients_at_once_get_what_each_gets_alone() -> None:
 
 def test_a_client_that_leaves_frees_its_place() -> None:
     engine = engine_on_tables(num_context=4000)
-    with running(engine, Slowed(engine.target, 0.02), num_slots=1) as server:
+    with running(engine, Slowed(engine.loaded.target, 0.02), num_slots=1) as server:
         for is_streamed in (True, False):
             sock = socket.create_connection(server.url.removeprefix("http://").split(":"))
             data = json.dumps({"messages": [{"role": "user", "content": "hi"}],
@@ -701,7 +701,7 @@ def test_a_client_that_leaves_frees_its_place() -> None:
 
 def test_too_many_are_told_to_come_back() -> None:
     engine = engine_on_tables(num_context=4000)
-    with running(engine, Slowed(engine.target, 0.01), num_slots=1, num_queued=0) as server:
+    with running(engine, Slowed(engine.loaded.target, 0.01), num_slots=1, num_queued=0) as server:
         with server.stream(max_tokens=2000) as response:
             assert response.status_code == 200
             second = server.chat()
@@ -712,7 +712,7 @@ def test_too_many_are_told_to_come_back() -> None:
 
 def test_a_request_that_takes_too_long() -> None:
     engine = engine_on_tables(num_context=4000)
-    with running(engine, Slowed(engine.target, 0.02), timeout_s=0.3) as server:
+    with running(engine, Slowed(engine.loaded.target, 0.02), timeout_s=0.3) as server:
         response = server.chat(max_tokens=2000)
         refused(response, 408)
         assert response.headers["x-should-retry"] == "false"
@@ -723,7 +723,7 @@ def test_a_request_that_takes_too_long() -> None:
 
 def test_a_silent_stream_says_that_it_lives() -> None:
     engine = engine_on_tables()
-    with running(engine, Slowed(engine.target, 0.3), ping_s=0.05) as server:
+    with running(engine, Slowed(engine.loaded.target, 0.3), ping_s=0.05) as server:
         text = server.chat(stream=True, max_tokens=2, speculation=False).text
     assert ": ping\n" in text
     assert ": ping\n\n" not in text
@@ -737,7 +737,7 @@ def test_a_mistake_of_ours_ends_one_answer_in_openais_shape() -> None:
         if any(len(query.text) == 17 for query in queries):
             raise RuntimeError("a secret of ours")
 
-    with running(engine, Slowed(engine.target, on_score=fail)) as server:
+    with running(engine, Slowed(engine.loaded.target, on_score=fail)) as server:
         error = refused(server.chat(speculation=False), 500)
         assert "secret" not in error["message"]
         chunks = events(server.chat(speculation=False, stream=True).text)
@@ -749,7 +749,7 @@ def test_a_mistake_of_ours_ends_one_answer_in_openais_shape() -> None:
 def test_the_end_waits_for_answers_that_come_to_theirs() -> None:
     engine = engine_on_tables()
     with (
-        running(engine, Slowed(engine.target, 0.01), grace_s=20) as server,
+        running(engine, Slowed(engine.loaded.target, 0.01), grace_s=20) as server,
         server.stream(max_tokens=100) as response,
     ):
         lines = response.iter_lines()
@@ -763,7 +763,7 @@ def test_the_end_waits_for_answers_that_come_to_theirs() -> None:
 def test_the_end_ends_answers_that_take_too_long() -> None:
     engine = engine_on_tables(num_context=100_000)
     with (
-        running(engine, Slowed(engine.target, 0.01), grace_s=0.2) as server,
+        running(engine, Slowed(engine.loaded.target, 0.01), grace_s=0.2) as server,
         server.stream() as response,
     ):
         lines = response.iter_lines()

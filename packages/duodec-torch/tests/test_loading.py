@@ -569,8 +569,8 @@ def test_heads_are_loaded_by_their_option(folder: Path, tmp_path: Path) -> None:
         target=str(folder), heads=str(tmp_path), draft=None, device="cpu", context=256
     )
     with load(config) as engine:
-        assert engine.target.traits.heads == "medusa"
-        assert 0 < engine.target.traits.heads_share < 2
+        assert engine.loaded.target.traits.heads == "medusa"
+        assert 0 < engine.loaded.target.traits.heads_share < 2
         found = answer(engine, "medusa")
         assert sum(done.num_drafted for done in found.stats.rounds) > 100
         assert found.tokens == answer(engine, "ar").tokens

@@ -47,7 +47,7 @@ def text(server: Running, prompt: str, temperature: float) -> str:
 def test_four_at_once_are_answered_as_each_alone(
     engine: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    target, sizes = engine.target, list[int]()
+    target, sizes = engine.loaded.target, list[int]()
     assert isinstance(target, TorchTarget)
     score = target.score
 

@@ -55,8 +55,8 @@ def open_llm(
 
 def say_memory(opened: LLM) -> None:
     """Print what memory an engine takes, if that was estimated."""
-    if opened.memory:
-        say_dim(memory_line(opened.memory))
+    if memory := opened.loaded.memory:
+        say_dim(memory_line(memory))
 
 
 def memory_line(use: MemoryUse) -> str:

@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 from duodec.backends.llamacpp.options import LlamaOptions
 from duodec.backends.loaded import LoadedTarget, OpenVocabulary
-from duodec.errors import BadOption
-from duodec.loading.config import LLAMA_CPP, EngineConfig
+from duodec.errors import BadOption, DuodecError
+from duodec.loading.config import AUTO, LLAMA_CPP, EngineConfig
 from duodec.machine import plugins
-from duodec.models import Format, ModelFile, resolve, resolve_folder
+from duodec.models import Format, ModelFile, format_of, resolve, resolve_folder
 
 State = tuple[Literal["ok", "warn", "fail"], str, str]
 """A line of `duodec doctor`: the verdict, its words, and a remedy or ""."""
@@ -26,11 +26,13 @@ _OWN = {LLAMA_CPP: "duodec.loading.llamacpp:LlamaBackend"}
 
 @dataclass(frozen=True)
 class TargetFiles:
-    """Hold the files of a target on this machine."""
+    """Hold the files of a target on this machine. ``no_pictures`` says why a projector that was
+    found for it is left out."""
 
     file: ModelFile
     heads: Path | None = None  # heads that were trained for it: a folder, or a GGUF file
     mmproj: Path | None = None  # its projector for pictures
+    no_pictures: DuodecError | None = None
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,16 @@ class Backend:
     """Define a library that computes targets. Derive from it, and name the class as an entry point
     of ``duodec.backends``: ``name`` is the entry's name, and the value of ``target_backend``.
 
-    Options are checked, then a target is found, vetted and loaded. See docs/extending.md.
+    Options are checked, then a target is found, vetted (`duodec.loading.vetting`) and loaded. See
+    docs/extending.md.
     """
 
     name: str
     format: ClassVar[Format | None] = None  # the format it is chosen for if no backend is named
     reads_heads: ClassVar[bool] = False
     embeds: ClassVar[bool] = False  # whether `duodec.loading.embedding` loads its embedders
+    llama_reads: ClassVar[Literal["model", "vocabulary"] | None] = None
+    """What llama.cpp reads of a GGUF target in this process: it is tried in another one first."""
 
     def format_of(self, config: EngineConfig) -> Format:
         """Return the format of a target whose user has chosen this backend."""
@@ -68,11 +73,6 @@ class Backend:
         find = resolve if format_ == "gguf" else resolve_folder
         return TargetFiles(find(config.target, offline=config.offline))
 
-    def vetted(self, file: ModelFile) -> ModelFile:
-        """Return the file, if it may be loaded in this process: a library may crash on a damaged
-        file. Raises ModelUnreadable."""
-        return file
-
     def open_vocabulary(self, file: ModelFile) -> OpenVocabulary:
         """Return a target's vocabulary without its weights; the caller closes it. Raises
         ModelUnreadable."""
@@ -86,15 +86,15 @@ class Backend:
         *,
         taken_bytes: int = 0,
     ) -> LoadedTarget:
-        """Load a target that is vetted; ``taken_bytes`` of the memory that looks free are in use.
+        """Load a target of vetted files; ``taken_bytes`` of the memory that looks free are in use.
         Raises an error if something is wrong with its files or the options."""
         raise NotImplementedError
 
     def fits(
         self, file: ModelFile, config: EngineConfig, *, taken_bytes: int, draft_bytes: int
     ) -> bool:
-        """Estimate whether memory holds a target and its draft with caches of a short context.
-        Raises an error if something is wrong with its files."""
+        """Estimate whether memory holds the target of a vetted file and its draft, with caches of a
+        short context. Raises an error if something is wrong with the file."""
         return True
 
     def state(self, *, is_used: bool, has_gpu: bool) -> State | None:
@@ -120,10 +120,14 @@ def named(name: str) -> Backend:
     return found
 
 
-def name_for(format_: Format) -> str:
-    """Return the name of the backend for models of a format, if no backend is named. Raises
-    BackendUnavailable."""
-    return next(name for name in _names() if named(name).format == format_)
+def chosen_for(config: EngineConfig) -> tuple[Backend, Format]:
+    """Return the backend that is named, or else the one for the target's format, and that format.
+    Raises BackendUnavailable, and an error if the target's name leads to no model."""
+    if config.target_backend != AUTO:
+        backend = named(config.target_backend)
+        return backend, backend.format_of(config)
+    format_ = format_of(config.target, offline=config.offline)
+    return next(one for one in map(named, _names()) if one.format == format_), format_
 
 
 def _names() -> Iterator[str]:

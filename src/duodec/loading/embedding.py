@@ -8,7 +8,6 @@ from pathlib import Path
 
 from duodec.backends.loaded import Embedder
 from duodec.errors import BadOption, ModelUnreadable, warn
-from duodec.loading import backends
 from duodec.loading.resolve import ResolvedTarget
 from duodec.loading.vetting import vetted
 from duodec.models.metadata import ModelMetadata, Use
@@ -16,8 +15,7 @@ from duodec.models.metadata import ModelMetadata, Use
 
 def use_of(target: ResolvedTarget) -> Use:
     """Return what a model is for. Raises ModelUnreadable for a damaged file."""
-    embeds = backends.named(target.backend).embeds
-    return ModelMetadata.of(target.file.path).use if embeds else "completion"
+    return ModelMetadata.of(target.file.path).use if target.backend.embeds else "completion"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from duodec.backends.llamacpp.model import LlamaModel, refuse_encoder
+from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.loaded import LoadedTarget, OpenVocabulary
-from duodec.errors import BadOption, DuodecError
+from duodec.errors import BadOption
 from duodec.loading.backends import Backend, TargetFiles
 from duodec.loading.config import EngineConfig
-from duodec.loading.vetting import vetted, vetted_head, vetted_projector
+from duodec.loading.vetting import vetted
 from duodec.models import Format, ModelFile, find_projector, resolve
 
 
@@ -19,6 +19,7 @@ class LlamaBackend(Backend):
 
     format = "gguf"
     embeds = True
+    llama_reads = "model"
 
     def check(self, config: EngineConfig) -> None:
         """Accept all options; loading reports what a file or a build cannot do."""
@@ -47,9 +48,6 @@ class LlamaBackend(Backend):
             return resolve(str(config.mmproj), offline=config.offline).path
         return find_projector(config.target, file.path, offline=config.offline)
 
-    def vetted(self, file: ModelFile) -> ModelFile:
-        return tried(file)
-
     def open_vocabulary(self, file: ModelFile) -> OpenVocabulary:
         return gguf_vocabulary(file)
 
@@ -63,10 +61,11 @@ class LlamaBackend(Backend):
     ) -> LoadedTarget:
         from duodec.backends.llamacpp.load import load
 
+        if files.no_pictures:
+            on_warning(f"no pictures: {files.no_pictures}")
         return load(
             files.file.path, config, on_warning, taken_bytes=taken_bytes,
-            heads_path=vetted_head(files.heads, files.file) if files.heads else None,
-            mmproj=_vetted_projector(files, config, on_warning),
+            heads_path=files.heads, mmproj=files.mmproj,
         )  # fmt: skip
 
     def fits(
@@ -74,32 +73,7 @@ class LlamaBackend(Backend):
     ) -> bool:
         from duodec.backends.llamacpp import load
 
-        return load.fits(vetted(file).path, config, taken_bytes + draft_bytes)
-
-
-def _vetted_projector(
-    files: TargetFiles, config: EngineConfig, on_warning: Callable[[str], None]
-) -> Path | None:
-    """Return the target's projector for pictures. Raises an error if something is wrong with a file
-    that the user names. If a file that was found for the target is unusable, the target reads text
-    only."""
-    if files.mmproj is None:
-        return None
-    try:
-        return vetted_projector(files.mmproj, files.file)
-    except DuodecError as error:
-        if config.mmproj != "auto":
-            raise
-        on_warning(f"no pictures: {error}")
-        return None
-
-
-def tried(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
-    """Return a target's file, of which llama.cpp has read what a backend needs in a process of its
-    own. Raises ModelUnreadable."""
-    if file.path.is_file():
-        refuse_encoder(file.path)
-    return vetted(file, vocabulary_only=vocabulary_only)
+        return load.fits(file.path, config, taken_bytes + draft_bytes)
 
 
 def gguf_vocabulary(file: ModelFile) -> LlamaModel:

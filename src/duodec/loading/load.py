@@ -6,23 +6,26 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 from duodec.backends.drafter.in_turns import DrafterInTurns
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.loaded import LoadedTarget, RunningTarget, TargetModel
+from duodec.backends.grammar.trial import GrammarCompiler, GrammarTrial
+from duodec.backends.loaded import LoadedTarget, RunningTarget
 from duodec.backends.paced import PacedTarget
 from duodec.backends.placement import Placement
-from duodec.core.drafters import Datastore
+from duodec.core.drafters import Datastore, Drafter
 from duodec.core.targets import Target
 from duodec.core.tokenizers import Tokenizer
 from duodec.datastores import open_for
 from duodec.errors import BackendUnavailable, DuodecError, warn
-from duodec.loading import backends, placing
+from duodec.loading import placing
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.memory import MemoryUse
 from duodec.loading.placing import PlacedDrafter
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget
+from duodec.loading.vetting import vetted_files
 from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing, available_cores, keep_to
@@ -38,18 +41,24 @@ _NO_STATES = (
 
 @dataclass(frozen=True)
 class Loaded:
-    """Hold a pair that is ready; closing ``resources`` ends it."""
+    """Hold what an `LLM` decodes with: a target, its tokenizer, and whatever drafts for it.
 
-    config: EngineConfig
+    `load` makes one of a resolved pair. Whoever brings a target of their own makes one of it.
+    """
+
     target: Target
-    tokenizer: TargetModel
-    num_context: int
-    drafter: PlacedDrafter | None
-    datastore: Datastore | None
-    cores: CoreSharing
-    costs: Costs  # as a profile measured them
-    memory: MemoryUse | None = None  # set if it was estimated
-    resources: ExitStack = field(default_factory=ExitStack)
+    tokenizer: Tokenizer
+    num_context: int  # most tokens of a text
+    drafter: Drafter | None = None
+    datastore: Datastore | None = None
+    cores: CoreSharing = field(default_factory=CoreSharing)
+    costs: Costs = field(default_factory=Costs)  # what the planner expects at first
+    num_slots: int = 1  # requests that share forward passes
+    memory: MemoryUse | None = None  # memory that it takes, if that was estimated
+    parse_special: bool = False  # control tokens spelled in users' texts are control tokens
+    grammars: GrammarCompiler | None = None  # None: the tokenizer's, with the usual limits
+    clock: Callable[[], float] = perf_counter  # the target's time, in seconds
+    resources: ExitStack = field(default_factory=ExitStack)  # closing it ends the models
 
 
 def load(
@@ -93,7 +102,6 @@ def load(
         if pair.no_draft:
             on_warning(f"no draft: {pair.no_draft}")
         return Loaded(
-            config,
             PacedTarget(target, config.pace_curve) if config.pace_curve else target,
             model,
             loaded.num_context,
@@ -106,7 +114,10 @@ def load(
                 prepare=_sharing(plan, target, stack),
             ),
             costs=costs,
+            num_slots=config.num_slots,
             memory=MemoryUse.of(pair, loaded),
+            parse_special=config.parse_special,
+            grammars=GrammarCompiler(model, GrammarTrial(config.grammar_s, config.grammar_bytes)),
             resources=stack.pop_all(),
         )
     raise AssertionError("the stack swallows nothing")
@@ -156,9 +167,8 @@ def load_target(
 ) -> LoadedTarget:
     """Load the target's model; ``taken_bytes`` of the memory that looks free are in use. Raises an
     error if something is wrong with its files, or with the backend's options."""
-    target.vetted()
-    loaded = backends.named(target.backend).load(
-        target.files, target.config, on_warning, taken_bytes=taken_bytes
+    loaded = target.backend.load(
+        vetted_files(target), target.config, on_warning, taken_bytes=taken_bytes
     )
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template
@@ -169,8 +179,8 @@ def fits(pair: ResolvedPair, taken_bytes: int) -> bool:
     """Estimate whether memory holds a target with caches of a short context. ``taken_bytes`` of
     what looks free are other models' weights. Raises an error if something is wrong with its
     files."""
-    return backends.named(pair.backend).fits(
-        pair.file, pair.config, taken_bytes=taken_bytes, draft_bytes=draft_bytes(pair)
+    return pair.backend.fits(
+        vetted_files(pair).file, pair.config, taken_bytes=taken_bytes, draft_bytes=draft_bytes(pair)
     )
 
 

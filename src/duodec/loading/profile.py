@@ -27,6 +27,7 @@ from duodec.core.tokenizers import Vocabulary
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, Comb
 from duodec.machine.busy import NOTABLE, OtherPrograms
+from duodec.machine.cores import CoreSharing
 from duodec.machine.files import profile_place, replacing
 from duodec.planning.costs import Costs
 
@@ -46,7 +47,7 @@ _PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # less work may seem to take this much lon
 
 
 class Pair(Protocol):
-    """Define what is measured: a loaded pair, or an `LLM` of it."""
+    """Define what is measured: a loaded pair."""
 
     @property
     def target(self) -> Target: ...
@@ -57,7 +58,7 @@ class Pair(Protocol):
     @property
     def drafter(self) -> Drafter | None: ...
     @property
-    def prepare(self) -> Callable[[bool], None]: ...
+    def cores(self) -> CoreSharing: ...
 
 
 @dataclass(frozen=True)
@@ -261,11 +262,11 @@ def _forwards(pair: Pair, text: Tokens) -> Iterator[Forward]:
     pair.target.score([Query(_SLOT, text)])
     for width in WIDTHS:
         draft = Draft.chain([int(token) for token in text[:width]])
-        pair.prepare(False)
+        pair.cores.prepare(False)
         alone_s = median(_timed(pair.target, text, draft, None))
         beside_s = None
         if pair.drafter:
-            pair.prepare(True)  # busy threads never outnumber the cores
+            pair.cores.prepare(True)  # busy threads never outnumber the cores
             beside_s = median(_timed(pair.target, text, draft, pair.drafter))
             pair.drafter.cancel(_SLOT)
         yield Forward(len(text), width, alone_s, beside_s)

@@ -10,19 +10,18 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.loaded import OpenVocabulary
 from duodec.errors import DuodecError
-from duodec.loading import backends
-from duodec.loading.backends import TargetFiles
-from duodec.loading.config import AUTO, EngineConfig
+from duodec.loading.backends import Backend, TargetFiles, chosen_for
+from duodec.loading.config import EngineConfig
 from duodec.loading.profile import Profile
 from duodec.machine.cores import available_cores
-from duodec.models import ALIASES, ModelFile, format_of, resolve
+from duodec.models import ALIASES, ModelFile, resolve
 from duodec.models.discovery import best_for
 from duodec.models.ollama import name_of
 
@@ -32,10 +31,8 @@ class ResolvedTarget:
     """Hold a target's files, which are on this machine, and the library that computes them."""
 
     config: EngineConfig
-    backend: str
-    file: ModelFile
-    heads: Path | None = None  # heads that were trained for it: a folder, or a GGUF file
-    mmproj: Path | None = field(default=None, kw_only=True)  # its projector for pictures
+    backend: Backend
+    files: TargetFiles  # as they were found: `duodec.loading.vetting` has those to load
 
     @property
     def name(self) -> str:
@@ -43,18 +40,14 @@ class ResolvedTarget:
         return name_of(self.config.target)
 
     @property
-    def files(self) -> TargetFiles:
-        """Return the files as the backend loads them."""
-        return TargetFiles(self.file, self.heads, self.mmproj)
-
-    def vetted(self) -> ModelFile:
-        """Return the file, if it may be loaded in this process. Raises ModelUnreadable."""
-        return backends.named(self.backend).vetted(self.file)
+    def file(self) -> ModelFile:
+        """Return the target's own file or folder."""
+        return self.files.file
 
     def open_vocabulary(self) -> OpenVocabulary:
         """Return the vocabulary without the weights; the caller closes it. Raises
         ModelUnreadable."""
-        return backends.named(self.backend).open_vocabulary(self.file)
+        return self.backend.open_vocabulary(self.file)
 
 
 @dataclass(frozen=True)
@@ -89,9 +82,9 @@ class ResolvedPair(ResolvedTarget):
             config.threads, config.draft_threads, config.gpu_layers, config.rows, config.fast,
             config.no_repack, config.cpu_moe, config.n_cpu_moe, config.override_tensor,
             config.cache_type_k, config.cache_type_v, config.mtp,
-            self.backend, config.dtype_name, config.device, self.file.num_bytes,
+            self.backend.name, config.dtype_name, config.device, self.file.num_bytes,
             config.heads, config.draft_head, config.draft_weights, config.draft_device,
-            *([self.mmproj.name] if self.mmproj else []),
+            *([self.files.mmproj.name] if self.files.mmproj else []),
         )  # fmt: skip
         return key_of(self.file.path, self.draft.path if self.draft else None, settings)
 
@@ -105,24 +98,16 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
     """Return the target's file or folder, downloaded if needed. Raises an error if something is
     wrong with it. Before anything is downloaded it raises BadOption for what the backend does not
     serve, and BackendUnavailable for a model that cannot be loaded here."""
-    name = config.target_backend
-    if name == AUTO:
-        format_ = format_of(config.target, offline=config.offline)
-        name = backends.name_for(format_)
-        backend = backends.named(name)
-    else:
-        backend = backends.named(name)
-        format_ = backend.format_of(config)
+    backend, format_ = chosen_for(config)
     backend.check(config)
-    found = backend.find(config, format_)
-    return ResolvedTarget(config, name, found.file, found.heads, mmproj=found.mmproj)
+    return ResolvedTarget(config, backend, backend.find(config, format_))
 
 
 def resolve_pair(config: EngineConfig) -> ResolvedPair:
     """Return the files of a pair, downloaded if needed. Raises an error if something is wrong with
     the target, or with a draft that the user names."""
     target = resolve_target(config)
-    pair = ResolvedPair(config, target.backend, target.file, target.heads, mmproj=target.mmproj)
+    pair = ResolvedPair(config, target.backend, target.files)
     name = draft_for(config, target)
     if name is None:
         return pair

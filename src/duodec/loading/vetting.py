@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO
@@ -26,7 +27,10 @@ from duodec.backends.llamacpp.checks.load_probe import (
 )
 from duodec.backends.llamacpp.checks.self_test import installed_version
 from duodec.backends.llamacpp.gguf.checks import check_header
+from duodec.backends.llamacpp.model import refuse_encoder
 from duodec.errors import DuodecError, ModelUnreadable
+from duodec.loading.backends import TargetFiles
+from duodec.loading.resolve import ResolvedTarget
 from duodec.machine.processes import NO_GPU
 from duodec.models import ModelFile
 from duodec.models.contents import CachedCheck
@@ -43,6 +47,30 @@ main(*arguments)
 _OF_HEADER, _REFUSAL = "gguf_init_from_reader: ", "error loading model: "
 _BY_LLAMA = "cannot be loaded by llama.cpp"  # this appears in our message
 _LONGEST = 160  # longest message of llama.cpp, in characters
+
+
+def vetted_files(target: ResolvedTarget) -> TargetFiles:
+    """Return a target's files to load: those that its backend has llama.cpp read are tried. A bad
+    projector that was found for the target is left out. Raises ModelUnreadable, or what a trial
+    raised."""
+    files, reads = target.files, target.backend.llama_reads
+    if reads is None:
+        return files
+    if files.file.path.is_file():
+        refuse_encoder(files.file.path)
+    vetted(files.file, vocabulary_only=reads == "vocabulary")
+    if reads == "vocabulary":
+        return files
+    if files.heads:
+        vetted_head(files.heads, files.file)
+    try:
+        if files.mmproj:
+            vetted_projector(files.mmproj, files.file)
+    except DuodecError as error:
+        if target.config.mmproj != "auto":
+            raise
+        return replace(files, mmproj=None, no_pictures=error)
+    return files
 
 
 def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:

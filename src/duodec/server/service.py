@@ -310,11 +310,11 @@ class Service:
     ) -> Prepared | dict[str, Any]:
         async with self._leased(own.model) as lease:
             model, llm, name = lease.model, lease.model.llm, tagged(lease.model.name)
-            own.check_context(llm.num_context)
+            own.check_context(llm.loaded.num_context)
             if own.is_empty:
                 lease.release()
                 return {**head(name), **said("", "", ()), "done": True, "done_reason": "load"}
-            text = own.text(has_template=llm.tokenizer.chat_template is not None)
+            text = own.text(has_template=llm.loaded.tokenizer.chat_template is not None)
             if text is None:
                 scheduled, (parts,) = await self._scheduled_chat(model, own, own.shown, holder)
             else:
@@ -388,7 +388,7 @@ class Service:
             else:
                 await self._run(model, model.prompt_limits.check_text, text)
                 tokens = await self._run(model, llm.tokens_of, text)
-                if not own.begins and tokens[:1] == [llm.tokenizer.bos]:
+                if not own.begins and tokens[:1] == [llm.loaded.tokenizer.bos]:
                     tokens = tokens[1:]
             pieces = await self._run(model, _pieces, llm, tokens)
             lease.release()
@@ -396,7 +396,7 @@ class Service:
             return {
                 "tokens": pairs if own.with_pieces else tokens,
                 "count": len(tokens),
-                "max_model_len": llm.num_context,
+                "max_model_len": llm.loaded.num_context,
                 "token_strs": pieces if own.return_token_strs else None,
             }
 
@@ -563,7 +563,7 @@ class Service:
 
     def _piece(self, lease: ModelLease[LoadedModel]) -> Callable[[int], bytes]:
         """Also called when the model is leased no more, and may be unloaded."""
-        return lease.model.guarded(lease.model.llm.tokenizer.piece)
+        return lease.model.guarded(lease.model.llm.loaded.tokenizer.piece)
 
 
 def _params(body: Body) -> SamplingParams:
@@ -593,7 +593,7 @@ def _text(llm: LLM, prompt: str | list[int]) -> str:
 
 
 def _pieces(llm: LLM, tokens: Sequence[int]) -> list[str]:
-    return [llm.tokenizer.piece(token).decode("utf-8", "replace") for token in tokens]
+    return [llm.loaded.tokenizer.piece(token).decode("utf-8", "replace") for token in tokens]
 
 
 def _never(taken: int) -> NoReturn:

@@ -258,7 +258,7 @@ def test_one_text_with_and_without_blocks(
     sizes: Any = {"draft": "none", "context": 256, "threads": 1, "num_slots": 3}
     prompts = [PROMPT, "two three", "four four four one"]
     with load(EngineConfig(target=str(plain), **sizes)) as llm:
-        ends = [token for token in range(llm.tokenizer.num_vocab) if llm.tokenizer.is_end(token)]
+        ends = llm.end_tokens
         params = SamplingParams(
             max_tokens=40, temperature=temperature, seed=3, logit_bias=dict.fromkeys(ends, -100.0)
         )
@@ -266,7 +266,7 @@ def test_one_text_with_and_without_blocks(
         with pytest.raises(BadOption, match=f"needs {kind} heads"):
             llm.generate(PROMPT, params, method=kind)
     with load(EngineConfig(target=str(plain), heads=str(head), **sizes)) as llm:
-        assert llm.target.traits.heads == kind
+        assert llm.loaded.target.traits.heads == kind
         for method in ("ar", kind, f"{kind}:3", "auto", "lookup"):
             done = llm.generate(prompts, params, method=method)
             assert [one.tokens for one in done] == expected, method

@@ -226,7 +226,7 @@ def params(temperature: float) -> SamplingParams:
 @pytest.fixture(scope="module")
 def expected(alone: LLM) -> dict[float, list[tuple[int, ...]]]:
     """What plain decoding says, one request at a time."""
-    assert alone.target.traits.num_rows > 1
+    assert alone.loaded.target.traits.num_rows > 1
     return {
         t: [alone.generate(prompt, params(t), method="ar")[0].tokens for prompt in PROMPTS]
         for t in TEMPERATURES
@@ -239,7 +239,7 @@ def test_every_method_has_the_text_of_plain_decoding(
 ) -> None:
     wanted = expected[temperature]
     for llm in (alone, together):
-        llm.datastore = ListedTexts([list(tokens) for tokens in wanted])
+        llm.loaded = replace(llm.loaded, datastore=ListedTexts([list(tokens) for tokens in wanted]))
     (one,) = alone.generate(PROMPTS[0], params(temperature), method=name)
     assert one.tokens == wanted[0]
     if name == "rest":
@@ -249,7 +249,7 @@ def test_every_method_has_the_text_of_plain_decoding(
 
 
 def test_a_killed_drafter_changes_no_text(alone: LLM, expected: dict[float, Any]) -> None:
-    drafter = alone.drafter
+    drafter = alone.loaded.drafter
     assert isinstance(drafter, ProcessDrafter)
     tokens: list[int] = []
     for event in alone.stream(PROMPTS[0], params(0.8), method="duo"):
@@ -263,9 +263,9 @@ def test_a_killed_drafter_changes_no_text(alone: LLM, expected: dict[float, Any]
 def test_part_of_the_layers_gives_one_text_too(path: Path) -> None:
     """The text of the same split without drafts."""
     with LLM.load(str(path), draft=str(path), context=512, gpu_layers=1) as llm:
-        assert llm.target.traits.num_rows > 1
-        assert llm.shares_cores
-        assert not llm.cores.takes_turns
+        assert llm.loaded.target.traits.num_rows > 1
+        assert llm.loaded.cores.is_shared
+        assert not llm.loaded.cores.takes_turns
         texts = {
             llm.generate(PROMPTS[0], params(0.8), method=name)[0].tokens
             for name in ("ar", "lookup", "sps:4", "duo", "stream")

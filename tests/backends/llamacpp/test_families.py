@@ -71,7 +71,7 @@ def params(llm: LLM, temperature: float) -> SamplingParams:
 
 
 def ends(llm: LLM) -> list[int]:
-    return [token for token in range(llm.tokenizer.num_vocab) if llm.tokenizer.is_end(token)]
+    return list(llm.end_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_every_method_has_the_text_of_plain_decoding(
 ) -> None:
     drafts = FAMILIES[family].drafts
     num_saved = num_refused = 0
-    most = getattr(llm.target, "max_draft", MAX_ROWS)
+    most = getattr(llm.loaded.target, "max_draft", MAX_ROWS)
     differ = []
     for name in KEYED:
         if name in BRANCHED and drafts != "trees":
@@ -114,7 +114,7 @@ def test_every_method_has_the_text_of_plain_decoding(
 
 
 def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts) -> None:
-    drafter = llm.drafter
+    drafter = llm.loaded.drafter
     assert isinstance(drafter, ProcessDrafter)
     killed = 0
     for i, event in enumerate(llm.stream(PROMPTS[1], params(llm, 0.8), method="duo")):
@@ -127,7 +127,7 @@ def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts
 
 
 def test_drafts_are_trees_or_chains(family: str, llm: LLM) -> None:
-    target = llm.target
+    target = llm.loaded.target
     if target.traits.is_recurrent:
         assert not target.traits.has_branches
         for name in BRANCHED:
@@ -183,7 +183,7 @@ def test_a_target_that_takes_nothing_back_says_that_it_decodes_plainly(
     config = EngineConfig(target=str(path), draft=str(draft), context=256, threads=1)
     warnings: list[str] = []
     with load(config, on_warning=warnings.append) as llm:
-        assert llm.drafter is None
+        assert llm.loaded.drafter is None
         texts = {
             llm.generate("a b c", SamplingParams(max_tokens=8), method=name)[0].tokens
             for name in ("ar", "sps", "duo", "auto")

@@ -209,7 +209,7 @@ def test_no_text_depends_on_the_head(engine: LLM, method: str, temperature: floa
 def test_a_drafter_that_dies_changes_no_text(engine: LLM) -> None:
     params = SamplingParams(temperature=0.8, seed=4, max_tokens=64)
     (plain,) = engine.generate(["The boats lay still"], params, method="ar")
-    drafter = engine.drafter
+    drafter = engine.loaded.drafter
     assert isinstance(drafter, ProcessDrafter)
     last, num_deltas = None, 0
     for last in engine.stream("The boats lay still", params, method="stream"):

@@ -225,7 +225,7 @@ def test_one_text_with_and_without_heads(
     sizes: Any = {"draft": "none", "context": 256, "threads": 1, "num_slots": 3}
     prompts = [PROMPT, "two three", "four four four one"]
     with load(EngineConfig(target=str(plain), **sizes)) as llm:
-        ends = [token for token in range(llm.tokenizer.num_vocab) if llm.tokenizer.is_end(token)]
+        ends = llm.end_tokens
         params = SamplingParams(
             max_tokens=40, temperature=temperature, seed=3, logit_bias=dict.fromkeys(ends, -100.0)
         )
@@ -233,7 +233,7 @@ def test_one_text_with_and_without_heads(
         with pytest.raises(BadOption, match=f"needs {kind} heads"):
             llm.generate(PROMPT, params, method=kind)
     with load(config(**sizes)) as llm:
-        assert llm.target.traits.heads == kind
+        assert llm.loaded.target.traits.heads == kind
         for method in ("ar", kind, f"{kind}:5", "auto", "lookup"):
             done = llm.generate(prompts, params, method=method)
             assert [one.tokens for one in done] == expected, method
@@ -249,7 +249,7 @@ def test_the_layer_stays_out_of_memory_on_request(folder: Path) -> None:
     path = write_family(folder / "heads.gguf", CHAINS, num_heads=1)
     config = EngineConfig(target=str(path), draft="none", context=256, threads=1, mtp="off")
     with load(config) as llm:
-        assert not llm.target.traits.heads
+        assert not llm.loaded.target.traits.heads
         with pytest.raises(BadOption, match="mtp heads"):
             llm.generate(PROMPT, method="mtp")
 

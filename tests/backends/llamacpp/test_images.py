@@ -95,7 +95,7 @@ def test_a_picture_is_seen(pair: Pair) -> None:
     for shown in ([], [image(1)], [image(2)], [image(1), image(2)], [image(2), image(1)]):
         prompt = llm.tokens_of(asked(words("one"), *shown, words("two")))
         own = prompt.shown if isinstance(prompt, PromptTokens) else ()
-        (scores,) = llm.target.score([Query(0, np.array(prompt, dtype=np.int32), shown=own)])
+        (scores,) = llm.loaded.target.score([Query(0, np.array(prompt, dtype=np.int32), shown=own)])
         rows.add(np.array(scores.row_logits(0)).tobytes())
     assert len(rows) == 5
 
@@ -107,7 +107,7 @@ def test_rows_are_those_of_llama_cpp_itself(pair: Pair) -> None:
     assert isinstance(prompt, PromptTokens)
     text = np.array(prompt, dtype=np.int32)
     found = _plainly(sight, prompt)
-    (scores,) = llm.target.score([Query(0, text, shown=prompt.shown)])
+    (scores,) = llm.loaded.target.score([Query(0, text, shown=prompt.shown)])
     assert np.array_equal(np.array(scores.row_logits(0)), found)
 
 
@@ -167,7 +167,7 @@ def test_a_picture_may_take_several_passes(pair: Pair) -> None:
     prompt = sight.tokenize([("one two", None), Picture(384, 400, pixels), ("three four", None)])
     if max(len(part.tokens) for part in prompt.shown) <= NUM_BATCH:
         pytest.skip("its pictures are made small")
-    kind = LlamaRecurrent if pair.llm.target.traits.is_recurrent else LlamaChains
+    kind = LlamaRecurrent if pair.llm.loaded.target.traits.is_recurrent else LlamaChains
     with closing(kind(sight._model, num_slots=1, num_context=3072, num_threads=1)) as target:
         text = np.array(prompt, dtype=np.int32)
         (scores,) = target.score([Query(0, text, Draft.chain([5]), shown=prompt.shown)])
@@ -178,7 +178,7 @@ def test_a_picture_may_take_several_passes(pair: Pair) -> None:
 @pytest.mark.parametrize("num_piece", [16, 512])
 def test_padded_passes_read_pictures(pair: Pair, num_piece: int) -> None:
     """As a device has them; whatever the cells held before."""
-    if pair.llm.target.traits.is_recurrent:
+    if pair.llm.loaded.target.traits.is_recurrent:
         pytest.skip("a recurrent model's passes are not padded")
     other = asked(image(1), words("one two"), image(3, (40, 64)), words("one two one two"))
     prompts = [pair.llm.tokens_of(prompt) for prompt in (TWO, other, TWO)]
@@ -204,7 +204,7 @@ def test_padded_passes_read_pictures(pair: Pair, num_piece: int) -> None:
 
 def test_shared_passes_of_fixed_rows_read_pictures(pair: Pair) -> None:
     """As a device has them with --fast."""
-    if pair.llm.target.traits.is_recurrent:
+    if pair.llm.loaded.target.traits.is_recurrent:
         pytest.skip("a recurrent model's passes are not padded")
     other = asked(words("one two"), image(3, (40, 64)), words("one two one two"))
     prompts = [pair.llm.tokens_of(prompt) for prompt in (TWO, other)]

@@ -68,7 +68,7 @@ before = taken()
 with LLM.load(sys.argv[1], None, num_slots=4, context=8192) as llm:
     made = taken() - before
     llm.generate("word " * 2000, SamplingParams(max_tokens=4, seed=1))
-    print(llm.memory.cache_bytes, made, taken() - before)
+    print(llm.loaded.memory.cache_bytes, made, taken() - before)
 """
 
 

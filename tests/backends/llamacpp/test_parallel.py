@@ -116,7 +116,7 @@ def test_no_text_depends_on_mask_tokens(engine: LLM, method: str, temperature: f
 def test_a_drafter_that_dies_in_a_chain_changes_no_text(engine: LLM) -> None:
     params = SamplingParams(temperature=0.8, seed=4, max_tokens=64)
     (plain,) = engine.generate([PROMPT], params, method="ar")
-    drafter = engine.drafter
+    drafter = engine.loaded.drafter
     assert isinstance(drafter, ProcessDrafter)
     last, num_deltas = None, 0
     for last in engine.stream(PROMPT, params, method="stream"):

@@ -55,7 +55,7 @@ def pair(
 def draft(pair: Pair) -> Iterator[DraftModel]:
     """The pair's draft model, in this process."""
     recipe = LlamaRecipe(
-        pair.files.draft, 512, 1, num_vocab=pair.llm.tokenizer.num_vocab, num_texts=NUM_SLOTS
+        pair.files.draft, 512, 1, num_vocab=pair.llm.loaded.tokenizer.num_vocab, num_texts=NUM_SLOTS
     )
     with closing(recipe.load()) as model:
         yield model
@@ -102,8 +102,9 @@ def test_a_slow_or_dead_drafter_changes_no_text(
         for prompt in (ABOUT, TWO):
             plain = tokens_of(model, prompt, own)
             for method in DRAFTED:
+                loaded = model.loaded
                 llm = LLM(
-                    model.target, model.tokenizer, 512, DRAFTERS[drafter](draft),
+                    loaded.target, loaded.tokenizer, 512, DRAFTERS[drafter](draft),
                     num_slots=NUM_SLOTS,
                 )  # fmt: skip
                 assert tokens_of(llm, prompt, own, method) == plain, (method, temperature)
@@ -116,7 +117,7 @@ def test_what_happens_to_the_drafters_process_changes_no_text(
     pair: Pair, fault: str, temperature: float
 ) -> None:
     llm = pair.llm
-    drafter = llm.drafter
+    drafter = llm.loaded.drafter
     assert isinstance(drafter, ProcessDrafter)
     own = params(llm, temperature)
     plain = tokens_of(llm, TWO, own)
@@ -181,7 +182,7 @@ def headed(
     elif kind != "mtp":
         more["heads"] = str(write_block(folder / "block.gguf", kind))
     with load_pair(folder, family, num_heads=int(kind == "mtp"), **more) as found:
-        assert found.llm.target.traits.heads == kind
+        assert found.llm.loaded.target.traits.heads == kind
         yield found
 
 
@@ -189,7 +190,7 @@ def headed(
 def test_heads_draft_behind_pictures_and_change_no_text(headed: Pair, temperature: float) -> None:
     llm = headed.llm
     own = params(llm, temperature)
-    kind = llm.target.traits.heads
+    kind = llm.loaded.target.traits.heads
     for prompt in (ABOUT, TWO):
         plain = tokens_of(llm, prompt, own)
         for method in (kind, "auto", "duo", "lookup"):
@@ -210,7 +211,7 @@ def test_a_head_goes_on_behind_whatever_picture_is_the_last(headed: Pair) -> Non
     """Pictures that come, change and go in one slot: it proposes something after each of the texts,
     and what a new one does where it knows as much."""
     llm = headed.llm
-    target = llm.target
+    target = llm.loaded.target
     prompts = [
         asked(words("one two three one two three one two three"), image(1), words("one two")),
         asked(words("one two three one two three one two three"), image(2), words("one two")),
@@ -242,5 +243,5 @@ def test_a_head_goes_on_behind_whatever_picture_is_the_last(headed: Pair) -> Non
 
 def test_files_of_heads_and_of_pictures_are_found_together(tmp_path: Path) -> None:
     with load_pair(tmp_path, "Qwen 3.5", num_heads=1, draft="none") as found:
-        assert found.llm.target.traits.heads == "mtp"
+        assert found.llm.loaded.target.traits.heads == "mtp"
         assert found.sight.projector.num_dims > 0

@@ -50,7 +50,7 @@ KEYED = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 def engine() -> Iterator[LLM]:
     with LLM.load() as engine:
         texts = [answer(engine, chat(question), "ar", n=40).tokens for question in QUESTIONS]
-        engine.datastore = ListedTexts(texts)
+        engine.loaded = replace(engine.loaded, datastore=ListedTexts(texts))
         yield engine
 
 
@@ -443,9 +443,8 @@ def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: L
     plain = answer(engine, prompt, "ar", n=32)
     assert plain.stats.num_prompt_tokens > 900
     # at a pace, so that a draft pays however busy the machine is
-    paced = replace(
-        engine, target=PacedTarget(engine.target, CostCurve.constant(0.05)), costs=Costs()
-    )
+    target = PacedTarget(engine.loaded.target, CostCurve.constant(0.05))
+    paced = LLM.of(replace(engine.loaded, target=target, costs=Costs()))
     for method in ("duo", "pearl", "sps", "stream"):
         ours = answer(paced, prompt, method, n=32)
         assert ours.tokens == plain.tokens
@@ -501,7 +500,7 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
 
     # at a pace, so that a draft pays however busy the machine is
     with load(EngineConfig(pace=0.03), on_warning=warnings.append) as engine:
-        drafter = engine.drafter
+        drafter = engine.loaded.drafter
         assert isinstance(drafter, ProcessDrafter)
         plain = answer(engine, chat(QUESTIONS[0]), "ar", n=72, seed=1, temperature=0.8)
         num_deltas = 0
@@ -539,7 +538,7 @@ def test_a_full_context_is_a_clear_end() -> None:
 
 
 def test_repeated_calls_reuse_the_prefix(engine: LLM) -> None:
-    target = engine.target
+    target = engine.loaded.target
     assert isinstance(target, LlamaTarget)
     first = answer(engine, chat(QUESTIONS[2]), "ar", n=20)
     computed: list[int] = []

@@ -13,7 +13,7 @@ from duodec.backends.loaded import LoadedTarget, OpenVocabulary
 from duodec.errors import BackendUnavailable
 from duodec.loading.backends import Backend, State, TargetFiles
 from duodec.loading.config import EngineConfig
-from duodec.loading.llamacpp import gguf_vocabulary, tried
+from duodec.loading.llamacpp import gguf_vocabulary
 from duodec.machine.install import needs_command
 from duodec.models import Format, ModelFile, format_of, resolve, resolve_folder, resolve_heads
 
@@ -23,6 +23,7 @@ class TorchBackend(Backend):
 
     format = "safetensors"
     reads_heads = True
+    llama_reads = "vocabulary"
 
     def format_of(self, config: EngineConfig) -> Format:
         return format_of(config.target, prefer="safetensors", offline=config.offline)
@@ -39,9 +40,6 @@ class TorchBackend(Backend):
             blueprint(folder, config, heads)
 
         return TargetFiles(resolve_folder(config.target, offline=offline, check=check), heads)
-
-    def vetted(self, file: ModelFile) -> ModelFile:
-        return tried(file, vocabulary_only=True)
 
     def open_vocabulary(self, file: ModelFile) -> OpenVocabulary:
         if not file.path.is_dir():

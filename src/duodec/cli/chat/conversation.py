@@ -144,8 +144,9 @@ class Conversation:
 
     def _close(self, done: StreamedCompletion) -> None:
         if done.finished.finish_reason == "context" and not done.is_interrupted:
+            num_context = self.engine.loaded.num_context
             warn(
-                f"the context of {self.engine.num_context} tokens is full; /clear forgets the "
+                f"the context of {num_context} tokens is full; /clear forgets the "
                 "conversation, and --context starts a chat with a larger one"
             )
         if done.finished.finish_reason == "length" and not done.is_interrupted:

@@ -57,13 +57,13 @@ class ChatModels:
         llm = opening.open_llm(pair, on_warning=self.on_warning, is_quiet=self.is_quiet)
         if not self.is_quiet:
             opening.say_memory(llm)
-        if llm.tokenizer.chat_template is None and not self.is_raw:
+        if llm.loaded.tokenizer.chat_template is None and not self.is_raw:
             llm.close()
             raise BadOption(
                 f"{pair.name} has no chat template: it is a base model, which continues text; "
                 "start with --raw for that, or choose a model tuned for chats"
             )
-        drafting = pair.draft_name if llm.drafter else None  # it may have been left out
+        drafting = pair.draft_name if llm.loaded.drafter else None  # it may have been left out
         self._llm, self.target, self.draft = llm, target, drafting
 
     def switch(self, target: str) -> None:

@@ -80,9 +80,9 @@ def set_method(chat: Conversation, name: str) -> None:
     """Use a method. Raises BadOption for an unknown method, and for one without what it needs."""
     chosen = opening.method_or_none(name)
     wanted = method_named(chosen) if chosen else None
-    if wanted and wanted.needs_draft_model and chat.engine.drafter is None:
+    if wanted and wanted.needs_draft_model and chat.engine.loaded.drafter is None:
         raise BadOption(f"method '{name}' needs a draft model; start the chat with --draft")
-    if wanted and wanted.needs_datastore and chat.engine.datastore is None:
+    if wanted and wanted.needs_datastore and chat.engine.loaded.datastore is None:
         raise BadOption(f"method '{name}' needs a datastore; start the chat with --method {name}")
     chat.method = chosen
 
@@ -104,7 +104,7 @@ def _show(chat: Conversation, rest: str) -> None:
     say(f"  system {chat.system or 'none'}")
     say(f"  max_tokens {chat.max_tokens or 'none'}")
     say("  " + ", ".join(f"{name} {_short(getattr(chat.sampling, name))}" for name in _SAMPLING))
-    used, size = chat.num_tokens(), chat.engine.num_context
+    used, size = chat.num_tokens(), chat.engine.loaded.num_context
     say(f"  {len(chat.messages)} messages, {used} of {size} tokens of the context")
 
 
@@ -144,7 +144,7 @@ def _stats(chat: Conversation, rest: str) -> None:
 def _draft(chat: Conversation, rest: str) -> None:
     if rest not in ("on", "off"):
         raise BadOption(f"/draft is {rest!r}; use /draft on or /draft off")
-    if rest == "on" and chat.engine.drafter is None:
+    if rest == "on" and chat.engine.loaded.drafter is None:
         raise BadOption("no draft model is loaded; start the chat with --draft")
     chat.method = None if rest == "on" else "ar"
 

@@ -180,7 +180,7 @@ def _check_use(
     from duodec.machine.cores import available_cores
 
     num_context, model, is_on_cpu = target.num_context, target.model, target.is_on_cpu
-    backend, has_gpu = resolved.backend, machine.gpu_is_there()
+    backend, has_gpu = resolved.backend.name, machine.gpu_is_there()
     return [
         pair.check_template(target.model),
         pair.check_context(target.model, draft, num_context),

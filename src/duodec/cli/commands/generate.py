@@ -116,7 +116,8 @@ def generate(
         warn("--show-draft has no effect: stdout is not a terminal")
     try:
         with closing(writer), open_llm(pair, on_warning=writer.warn, is_quiet=quiet) as engine:
-            drafting = pair.draft_name if engine.drafter else None  # it may have been left out
+            # it may have been left out
+            drafting = pair.draft_name if engine.loaded.drafter else None
             tokens = engine.tokens_of(text if raw else messages(text, system, pictures))
             others = OtherPrograms()
             done = stream_completion(
@@ -137,7 +138,7 @@ def generate(
                     target=pair.name,
                     draft=drafting,
                     seed=sampling.seed,
-                    pace_s=engine.pace_s,
+                    pace_s=engine.loaded.target.traits.pace_s,
                 )
                 put(f"{line}\n")
             if not quiet:
@@ -197,12 +198,12 @@ def _close(
     """Print the closing lines."""
     stats = done.finished.stats
     words = [speed_line(stats), f"seed {sampling.seed}"]
-    if engine.pace_s:
-        words.append(f"paced at {seconds(engine.pace_s)} a pass: a stand-in for a larger model")
+    if pace_s := engine.loaded.target.traits.pace_s:
+        words.append(f"paced at {seconds(pace_s)} a pass: a stand-in for a larger model")
     end = end_line(
         done.finished.finish_reason,
         is_interrupted=done.is_interrupted,
-        num_context=engine.num_context,
+        num_context=engine.loaded.num_context,
     )
     if end:
         words.append(end)
@@ -220,7 +221,7 @@ def _compare(
     except KeyboardInterrupt:  # the completion is done: only its comparison is abandoned
         return
     num_busy = others.num_cores
-    shares = engine.shares_cores
+    shares = engine.loaded.cores.is_shared
     say_dim(comparison(done.finished.stats, plain_s, shares_cores=shares, num_busy=num_busy))
 
 

@@ -76,32 +76,32 @@ def profile(
         from duodec.loading.load import another_drafter
         from duodec.machine.cores import available_cores
 
-        least = min(profiling.CONTEXTS) + max(profiling.WIDTHS) + 1
-        if engine.num_context < least:
+        loaded, least = engine.loaded, min(profiling.CONTEXTS) + max(profiling.WIDTHS) + 1
+        if loaded.num_context < least:
             raise BadOption(
-                f"context is {engine.num_context}, and a profile needs {least} tokens; leave it out"
+                f"context is {loaded.num_context}, and a profile needs {least} tokens; leave it out"
             )
-        shares_cores = engine.shares_cores
-        measured = pair if engine.drafter else pair.without_draft()
+        shares_cores = loaded.cores.is_shared
+        measured = pair if loaded.drafter else pair.without_draft()
         with progress_bar(is_quiet=False) as on_progress:
             names = (pair.name, measured.draft_name)
             found, held, flaw = profiling.measure_soundly(
-                engine, measured.profile_key, names, on_progress
+                loaded, measured.profile_key, names, on_progress
             )
-            if engine.drafter and not engine.shares_cores and config.draft_threads is None:
-                engine.prepare(False)  # all cores are ours again
+            if loaded.drafter and not shares_cores and config.draft_threads is None:
+                loaded.cores.prepare(False)  # all cores are ours again
                 swept = profiling.sweep_threads(
                     partial(
                         another_drafter,
                         pair,
-                        cast(TargetModel, engine.tokenizer),
-                        engine.num_context,
+                        cast(TargetModel, loaded.tokenizer),
+                        loaded.num_context,
                     ),
                     profiling.thread_counts(len(available_cores()) - 1),
-                    engine.tokenizer.num_vocab,
+                    loaded.tokenizer.num_vocab,
                 )
                 found = replace(found, threads=swept)
-            if engine.drafter:
+            if loaded.drafter:
                 found = replace(found, attention=_attention(measured, found, on_progress))
     held = replace(held, threads=found.threads, attention=found.attention)
     path = held.write() if held.forwards else None

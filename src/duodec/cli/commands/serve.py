@@ -137,8 +137,8 @@ def source_of(
             tell(opening.embedder_line(use))
             return found
         opened = llm.load(pair(), on_warning=caution, taken_bytes=taken)
-        if opened.memory:
-            tell(opening.memory_line(opened.memory))
+        if memory := opened.loaded.memory:
+            tell(opening.memory_line(memory))
         return opened
 
     def may_load(taken: int) -> bool:

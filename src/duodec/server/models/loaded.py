@@ -14,6 +14,7 @@ from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
+from duodec.loading.load import Loaded
 from duodec.methods.method import Method
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.models.metadata import Use
@@ -56,14 +57,14 @@ class LoadedModel(Served):
         clock: Callable[[], float] = monotonic,
     ) -> None:
         super().__init__(name, clock)
-        self.llm = llm
-        self.chat_format = ChatFormat.of(llm.tokenizer)
+        self.llm, loaded = llm, llm.loaded
+        self.chat_format = ChatFormat.of(loaded.tokenizer)
         self.method = method  # where a request names none; None: the default
-        self.mapped_bytes = _mapped_bytes(llm)
+        self.mapped_bytes = _mapped_bytes(loaded)
         lock = lock or nullcontext()
-        llm.scheduler.num_chunk = 128 if llm.shares_cores else 512
+        llm.scheduler.num_chunk = 128 if loaded.cores.is_shared else 512
         tokens = llm.tokens_of([0])
-        params = SamplingParams(logit_bias=_without_ends(llm), max_tokens=_WARM_TOKENS)
+        params = SamplingParams(logit_bias=_without_ends(loaded), max_tokens=_WARM_TOKENS)
         end_s, passes = monotonic() + _WARM_S, count(1)
 
         def is_warm() -> bool:
@@ -75,11 +76,11 @@ class LoadedModel(Served):
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
         self.prompt_limits = PromptLimits.of(
-            llm.tokenizer, llm.num_context, parse_special=llm.parse_special
+            loaded.tokenizer, loaded.num_context, parse_special=loaded.parse_special
         )
         llm.scheduler.on_end = meters.ended
         llm.scheduler.most_slots = max(1, llm.scheduler.num_slots - 1)
-        if llm.shares_cores:
+        if loaded.cores.is_shared:
             llm.scheduler.num_chunk_in_company = 16  # takes two to three times as long as a token
             llm.scheduler.is_crowded = lambda: intake.is_computing_long
         self._thread = SchedulerThread(llm.scheduler, num_queued=settings.num_queued, lock=lock)
@@ -96,21 +97,21 @@ class LoadedModel(Served):
     def capabilities(self) -> list[str]:
         syntax = self.chat_format.syntax
         found = ["completion"]
-        found += ["vision"] if sight_of(self.llm.tokenizer) else []
+        found += ["vision"] if sight_of(self.llm.loaded.tokenizer) else []
         found += ["tools"] if syntax.has_tools else []
         return found + (["thinking"] if syntax.has_reasoning else [])
 
     @property
     def num_context(self) -> int:
-        return self.llm.num_context
+        return self.llm.loaded.num_context
 
     @property
     def shares_cores(self) -> bool:
-        return self.llm.shares_cores
+        return self.llm.loaded.cores.is_shared
 
     @property
     def chat_template(self) -> str | None:
-        return self.llm.tokenizer.chat_template
+        return self.llm.loaded.tokenizer.chat_template
 
     def free(self) -> None:
         self.llm.close()
@@ -118,7 +119,7 @@ class LoadedModel(Served):
     @property
     def computes_on_all_cores(self) -> bool:
         """A forward pass of it does now, on cores that preparing requests needs, too."""
-        return self.llm.shares_cores and self.llm.scheduler.has_all_cores
+        return self.llm.loaded.cores.is_shared and self.llm.scheduler.has_all_cores
 
     def method_for(self, speculation: Speculation) -> Method:
         """The method that a request is decoded with. Raises BadOption."""
@@ -132,27 +133,28 @@ class LoadedModel(Served):
 
     @property
     def num_restarts(self) -> int:
-        return self.llm.drafter.restarts if self.llm.drafter else 0
+        drafter = self.llm.loaded.drafter
+        return drafter.restarts if drafter else 0
 
     def num_tokens(self, text: str) -> int:
         """Of a text that is no prompt."""
-        return len(self.llm.tokenizer.tokenize(text, is_templated=False))
+        return len(self.llm.loaded.tokenizer.tokenize(text, is_templated=False))
 
     # --- what it is
 
     def props(self) -> dict[str, Any]:
         """How it is served."""
-        llm = self.llm
+        loaded = self.llm.loaded
         return {
             "total_slots": self.scheduler.num_slots,
-            "n_ctx": llm.num_context,
-            "default_generation_settings": {"n_ctx": llm.num_context},  # where clients look
+            "n_ctx": loaded.num_context,
+            "default_generation_settings": {"n_ctx": loaded.num_context},  # where clients look
             "method": self.method or DEFAULT_METHOD,
-            "chat_template": llm.tokenizer.chat_template,
+            "chat_template": loaded.tokenizer.chat_template,
             "capabilities": self.capabilities,
             "speculation": {
-                "has_draft_model": llm.drafter is not None,
-                "shares_cores": llm.shares_cores,
+                "has_draft_model": loaded.drafter is not None,
+                "shares_cores": loaded.cores.is_shared,
                 "drafter_restarts": self.num_restarts,
             },
         }
@@ -171,12 +173,12 @@ class LoadedModel(Served):
         return found
 
 
-def _mapped_bytes(llm: LLM) -> int:
+def _mapped_bytes(loaded: Loaded) -> int:
     """Bytes of weights that count as free memory, as they are mapped from a file."""
-    return llm.target.traits.num_mapped_bytes if llm.shares_cores else 0
+    return loaded.target.traits.num_mapped_bytes if loaded.cores.is_shared else 0
 
 
-def _without_ends(llm: LLM) -> dict[int, float]:
+def _without_ends(loaded: Loaded) -> dict[int, float]:
     """A bias that keeps a completion from ending early."""
-    eos = llm.tokenizer.eos
+    eos = loaded.tokenizer.eos
     return {eos: -float("inf")} if eos >= 0 else {}

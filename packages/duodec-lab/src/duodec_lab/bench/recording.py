@@ -91,9 +91,9 @@ def record(
                     tokens = engine.tokens_of(messages)
                 else:
                     text = render(prompt, earlier, question)
-                    tokens = engine.tokenizer.tokenize(text, is_templated=True)
-                noting = _Noting(engine.target)
-                plain = replace(engine, target=noting)
+                    tokens = engine.loaded.tokenizer.tokenize(text, is_templated=True)
+                noting = _Noting(engine.loaded.target)
+                plain = LLM.of(replace(engine.loaded, target=noting))
                 params = replace(sampling, max_tokens=limit)
                 *_, last = plain.stream(tokens, params, method="ar")
                 assert isinstance(last, Finished)

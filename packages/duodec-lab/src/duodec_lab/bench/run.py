@@ -123,7 +123,7 @@ class Runner:
             engine, prompts, plan.sampling, plan.max_tokens, render, plan.short_tasks
         ):
             if plan.control == SHUFFLED:
-                conversation = shuffled(conversation, engine.tokenizer.is_end)
+                conversation = shuffled(conversation, engine.loaded.tokenizer.is_end)
             measured.append(conversation)
             self.on_progress("recording plain text", len(measured), len(prompts))
         for task, number in plan.warm_ups.items():

@@ -221,11 +221,12 @@ def bench(
 
 def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool) -> None:
     from duodec.loading.resolve import resolve_target
+    from duodec.loading.vetting import vetted_files
     from duodec_lab.bench.benchmark import PAGE, TABLES, benchmark
     from duodec_lab.bench.reports.claims import claims
 
     for target in plan.targets:  # what is wrong with one is told before a lack of drafts
-        resolve_target(replace(plan.config, target=target)).vetted()
+        vetted_files(resolve_target(replace(plan.config, target=target)))
     command = shlex.join(["duodec", *sys.argv[1:]])
     try:
         with progress_bar(is_quiet=is_quiet) as on_progress:

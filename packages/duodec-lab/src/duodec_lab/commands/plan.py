@@ -75,6 +75,7 @@ def plan(
     """Forecast the speed of methods for a target of a given latency."""
     from duodec.backends.curves import CostCurve
     from duodec.loading.resolve import resolve_target
+    from duodec.loading.vetting import vetted_files
     from duodec_lab.bench.plan import BenchPlan
     from duodec_lab.bench.run import simulate
     from duodec_lab.bench.tasks import read_prompts, tasks_named
@@ -99,7 +100,7 @@ def plan(
         sampling=sampling,
     )
     prompts = read_prompts(asked.data, asked.tasks, asked.limit)
-    resolve_target(config).vetted()  # what is wrong with it is told before a lack of drafts
+    vetted_files(resolve_target(config))  # what is wrong with it is told before a lack of drafts
     with progress_bar(is_quiet=quiet) as on_progress:
         results = simulate(asked, prompts, on_progress)
     show_run(results)

@@ -16,6 +16,7 @@ from duodec.backends.llamacpp.drafts.head import (
 )
 from duodec.core.traits import Parallel
 from duodec.errors import BadOption, DuodecError
+from duodec.loading.backends import TargetFiles, named
 from duodec.loading.config import LLAMA_CPP
 from duodec.loading.resolve import ResolvedTarget, draft_for
 from duodec.loading.vetting import vetted
@@ -108,7 +109,7 @@ class Distillation(Work):
         reference = self.origin or self.before or self.config.target
         file = vetted(resolve(reference, offline=self.config.offline))
         self.source = SourceFile(file.path)
-        self.teacher = ResolvedTarget(self.config, LLAMA_CPP, file)
+        self.teacher = ResolvedTarget(self.config, named(LLAMA_CPP), TargetFiles(file))
         if self.before is not None and file.path == path:
             self.before = draft_for(replace(self.config, draft="auto"))
         self.layers = self.settings.layers_of(self.source.num_layers)

@@ -190,7 +190,7 @@ def _read_on(history: list[dict[str, Any]], rest: list[Any]) -> None:
 def _fitting(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) -> list[int]:
     """The tokens of a prompt; none if there is no space for a completion."""
     tokens = llm.tokens_of(messages)
-    return tokens if len(tokens) + (params.max_tokens or 0) <= llm.num_context else []
+    return tokens if len(tokens) + (params.max_tokens or 0) <= llm.loaded.num_context else []
 
 
 def with_seeds(params: SamplingParams, numbers: Sequence[int]) -> list[SamplingParams]:
@@ -218,5 +218,5 @@ def check_fits(prompts: Prompts, llm: LLM, params: SamplingParams) -> None:
     ):
         raise ContextExceeded(
             f"the prompts and completions of {params.max_tokens} tokens do not fit in the context "
-            f"of {llm.num_context}; shorten them, or use a lower --max-tokens"
+            f"of {llm.loaded.num_context}; shorten them, or use a lower --max-tokens"
         )

@@ -11,6 +11,7 @@ from typing import Any
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption, warn
 from duodec.llm import load
+from duodec.loading.backends import TargetFiles
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair, resolve_target
 from duodec.machine.cores import available_cores
@@ -105,7 +106,7 @@ class Work:
         if "recorded" not in manifest:
             params = replace(self.params, max_tokens=self.settings.max_tokens, logprobs=num_tops)
             config = replace(self.config, draft=None, num_slots=self.settings.parallel)
-            pair = ResolvedPair(config, self.target.backend, self.target.file)
+            pair = ResolvedPair(config, self.target.backend, TargetFiles(self.target.file))
             with load(pair, on_warning=self.on_warning) as llm:
                 # more of them would change what each shard holds
                 if self.settings.written_prompts and not self.folder.shard(0).exists():

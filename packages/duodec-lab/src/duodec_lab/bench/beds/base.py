@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -55,8 +56,10 @@ class Parts:
     target_cores: tuple[int, ...]
     cores: CoreSharing = field(default_factory=CoreSharing)
 
-    def engine(self, target: Target, costs: Costs, clock: Callable[[], float] | None = None) -> LLM:
-        engine = LLM(
+    def engine(
+        self, target: Target, costs: Costs, clock: Callable[[], float] = perf_counter
+    ) -> LLM:
+        return LLM(
             target,
             self.vocabulary,
             self.num_context,
@@ -64,8 +67,8 @@ class Parts:
             datastore=self.datastore,
             costs=costs,
             cores=self.cores,
+            clock=clock,
         )
-        return replace(engine, clock=clock) if clock else engine
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ def drafter_of(
     if model is None:
         yield None
         return
-    vocabulary = cast(SentVocabulary, engine.tokenizer)
-    with closing(open_drafter(pair, vocabulary, engine.num_context, cores)) as drafter:
+    vocabulary = cast(SentVocabulary, engine.loaded.tokenizer)
+    with closing(open_drafter(pair, vocabulary, engine.loaded.num_context, cores)) as drafter:
         drafter.wait_ready()
         yield drafter
 
@@ -155,7 +155,7 @@ def _on_rows(engine: LLM) -> HostPrices:
         sources = [TreeSource(place.tree, planner.acceptance), *texts.sources(nothing)]
         return planner.select(sources, Mixer(), planner.num_tokens, 24)
 
-    return on_rows(engine.target, engine.tokenizer.num_vocab, select)
+    return on_rows(engine.loaded.target, engine.loaded.tokenizer.num_vocab, select)
 
 
 def _passes(model: DraftModel) -> StepTable:

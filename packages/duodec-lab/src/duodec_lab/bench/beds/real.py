@@ -30,19 +30,21 @@ class RealBed:
     name: str = "real"
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
-        engine = replace(self.engine, costs=costs)
+        engine = LLM.of(replace(self.engine.loaded, costs=costs))
         return answered(engine, self.sampling, method, turn, turn.max_tokens)
 
     def forget(self) -> None:
-        forget(self.engine.target, self.engine.drafter)
+        loaded = self.engine.loaded
+        forget(loaded.target, loaded.drafter)
 
 
 @contextmanager
 def real_stage(config: EngineConfig, sampling: SamplingParams) -> Iterator[Stage]:
     """Load the pair on this machine. Raises what is wrong with its models."""
     with load(config) as engine:
-        num_bytes = cast(TargetModel, engine.tokenizer).num_bytes
+        loaded = engine.loaded
+        num_bytes = cast(TargetModel, loaded.tokenizer).num_bytes
         # a GPU's memory is not measured here: there is no ceiling
-        forward_s = num_bytes / bandwidth(len(available_cores())) if engine.shares_cores else 0.0
+        forward_s = num_bytes / bandwidth(len(available_cores())) if loaded.cores.is_shared else 0.0
         bed = RealBed(engine, sampling, forward_s)
         yield Stage(engine, lambda method: bed)

@@ -159,13 +159,13 @@ def replay_stage(
         )
         pair = resolve_pair(config)
         engine = stack.enter_context(load(pair.without_draft()))
-        model = engine.tokenizer
+        model, num_context = engine.loaded.tokenizer, engine.loaded.num_context
         drafter = None
         if pair.draft is not None and any(method.takes_draft_model for method in methods):
-            drafter = open_drafter(pair, cast(SentVocabulary, model), engine.num_context, plan)
+            drafter = open_drafter(pair, cast(SentVocabulary, model), num_context, plan)
             stack.callback(drafter.close)
             drafter.wait_ready()
         cores = plan.launch_cores
-        parts = Parts(model, engine.num_context, drafter, engine.datastore, sampling, cores)
+        parts = Parts(model, num_context, drafter, engine.loaded.datastore, sampling, cores)
         bed = ReplayBed(parts, curve)
         yield Stage(engine, lambda method: bed)

@@ -23,6 +23,7 @@ from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, recipe_for
 from duodec.loading.resolve import resolve_pair
+from duodec.loading.vetting import vetted
 from duodec.machine.core_plan import CorePlan
 from duodec.machine.cores import CoreSharing
 from duodec.machine.topology import Topology
@@ -120,16 +121,16 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             Topology.read(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
         )
         parts = Parts(
-            engine.tokenizer,
-            engine.num_context,
+            engine.loaded.tokenizer,
+            engine.loaded.num_context,
             None,
-            engine.datastore,
+            engine.loaded.datastore,
             plan.sampling,
             cores.draft_cores,
         )
         loaded = None
         if needs_model and pair.draft is not None:
-            loaded = draft_model(pair.draft.path, config, parts)
+            loaded = draft_model(vetted(pair.draft).path, config, parts)
         host_us, draft_ms = plan.host_us, plan.draft_ms
         if host_us is None or (loaded is not None and draft_ms is None):
             with prices.drafter_of(pair, engine, cores, loaded) as drafter:
@@ -146,7 +147,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             facts["draft_ms"] = str(table)
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         latency = plan.latency(host)
-        bed = SimulatedBed(parts, engine.target, model, latency, host)
+        bed = SimulatedBed(parts, engine.loaded.target, model, latency, host)
         if model is not None and config.draft_device == "gpu":
             bed = bed.in_turns(model)
         facts["simulate_as"] = latency.shape.words

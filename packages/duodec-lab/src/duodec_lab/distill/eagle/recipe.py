@@ -85,9 +85,9 @@ class LayerDistillation(Work):
         """Raises BadOption, ModelNotFound, ModelUnreadable or BackendUnavailable."""
         self.check_target()
         path = self.target.file.path
-        if self.target.backend != LLAMA_CPP:
+        if (backend := self.target.backend.name) != LLAMA_CPP:
             raise BadOption(
-                f"{self.config.target} is computed by {self.target.backend}, and an EAGLE-3 head "
+                f"{self.config.target} is computed by {backend}, and an EAGLE-3 head "
                 "reads a target through llama.cpp; name a GGUF file, or use --heads medusa"
             )
         self.source = SourceFile(path)

@@ -75,7 +75,7 @@ def write_prompts(
         len(written.messages) < number and written.num_sampled < most and written.seconds < most_s
     ):
         begin_s, first = clock(), written.num_sampled
-        count = min(_AT_ONCE * llm.num_slots, most - first)
+        count = min(_AT_ONCE * llm.loaded.num_slots, most - first)
         every = with_seeds(params, range(first, first + count))
         done = llm.generate([before] * count, every, method="ar")
         ended = [c.text.strip() for c in done if c.finish_reason == "stop"]
