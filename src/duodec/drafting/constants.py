@@ -30,18 +30,11 @@ of a hopeless choice before it is dropped. Larger: safer verdicts, but each bad 
 more round. By judgement, within the bound of two forward passes that the tests of steep curves
 (`python -m benchmarks grid`) set."""
 FADE = 0.9
-"""Of a rate that follows the text: a request's, a batch's, a completion's. By judgement."""
-FADE_OF_TRIALS = 0.94
-"""Of the rate of a choice of sources. By judgement."""
-FADE_OF_PROBES = 0.85
-"""Of that rate where a simpler choice is probed: probes are few, so each says more. By
-judgement."""
+"""Of a rate that follows the text: that of a choice of sources, of a request, a batch, a
+completion. By judgement."""
 SLOW_FADE = 0.98
-"""Of how often a source without a draft model is right. By judgement."""
-FADE_OF_SUPPLEMENT, FADE_OF_WAITS = 0.97, 0.99
-"""Of what heads added to other sources, and of what waits for draft steps promised and brought. By
-judgement; 0.98 for both moves no curve of the simulated bed by more than 0.5%, and tasks by
-more."""
+"""Of what is seen in few rounds: how often a source without a draft model is right, what heads add
+to other sources, and what waits for draft steps bring. By judgement."""
 WINDOW_OF_ROWS = 64
 """The forward passes that the cost of a batch's rows is fitted to. Larger: a steadier line, slower
 to follow growing contexts. By judgement."""

@@ -99,7 +99,7 @@ class _Regime:
 
     governor: Governor
     # This rate counts the cores that are busy while no draft model works.
-    cores: Rate = field(default_factory=lambda: Rate(constants.FADE))
+    cores: Rate = field(default_factory=Rate)
 
     def most(self, cores_for_target: int | None) -> Sources:
         """Return the most sources allowed."""

@@ -55,15 +55,14 @@ class Governor:
     _trials: dict[Sources, Trial] = field(default_factory=dict)
     _since_probe: float = 0.0
     # This rate counts rounds of plain decoding.
-    _plain: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_TRIALS))
+    _plain: Rate = field(default_factory=Rate)
     _num_probes: int = 0
     _since_inferred: float = math.inf  # rounds of drafting since plain decoding was inferred
 
     def __post_init__(self) -> None:
         self._least = self.allowance  # the allowance grows back to this
         self._trials = self._trials or {
-            s: Trial(constants.FADE_OF_TRIALS, self.backoff, rest=self._first_rest(s))
-            for s in Sources
+            s: Trial(backoff=self.backoff, rest=self._first_rest(s)) for s in Sources
         }
 
     def fresh(self) -> Governor:
@@ -71,7 +70,7 @@ class Governor:
         trials = {s: t.fresh(max(t.rest, self._first_rest(s))) for s, t in self._trials.items()}
         return replace(
             self, _trials=trials, _since_probe=0.0, _num_probes=0,
-            _plain=Rate(constants.FADE_OF_TRIALS), _since_inferred=math.inf,
+            _plain=Rate(), _since_inferred=math.inf,
         )  # fmt: skip
 
     def _first_rest(self, sources: Sources) -> int:
@@ -94,17 +93,12 @@ class Governor:
     ) -> None:
         """Record a round decoded with ``sources``, of at most ``most``."""
         is_plain = sources == Sources.NONE
-        is_below = sources < self._best(most)
-        is_probe = is_plain or (is_below and sources in self.probes)
+        is_probe = is_plain or (sources in self.probes and sources < self._best(most))
         trial = self._trials[sources]
-        trial.rate.fade = (
-            constants.FADE_OF_PROBES if is_probe and is_below else constants.FADE_OF_TRIALS
-        )
         trial.rate.observe(num_tokens, seconds)
         for each in self._trials.values():
             each.tick()
         if is_plain:
-            self._plain.fade = trial.rate.fade
             self._plain.observe(1, seconds)
             gained = 0.0
         else:
@@ -132,7 +126,6 @@ class Governor:
         takes as long without its draft, there is nothing to probe."""
         self._since_inferred = 0.0
         for rate in (self._plain, self._trials[Sources.NONE].rate):
-            rate.fade = constants.FADE_OF_TRIALS
             rate.observe(1, seconds)
 
     def charge(self, sources: Sources, seconds: float) -> None:

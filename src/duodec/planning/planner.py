@@ -25,7 +25,7 @@ class Waits:
     pay is tried again after some hundred rounds."""
 
     # This rate is brought tokens per promised token.
-    _brought: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_WAITS))
+    _brought: Rate = field(default_factory=lambda: Rate(constants.SLOW_FADE))
 
     @property
     def trust(self) -> float:
@@ -58,11 +58,11 @@ class Planner:
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     waits: Waits = field(default_factory=Waits)
     heads_s: float = 0.0  # time that the target's own heads add to the next forward pass
-    _rate: Rate = field(default_factory=lambda: Rate(constants.FADE))
+    _rate: Rate = field(default_factory=Rate)
     # These are the rates of drafts without candidates of the draft model, and with some.
     _promises: Sequence[Rate] = field(
         default_factory=lambda: [
-            Rate(constants.FADE, constants.PRIOR_TOKENS, constants.PRIOR_TOKENS) for _ in range(2)
+            Rate(amount=constants.PRIOR_TOKENS, seconds=constants.PRIOR_TOKENS) for _ in range(2)
         ]
     )
     _without_draft: Rate = field(default_factory=lambda: Rate(constants.SLOW_FADE, 3.0, 6.0))

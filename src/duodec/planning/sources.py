@@ -197,7 +197,7 @@ class TextMemory:
     drafted: dict[int, tuple[str, Tokens]] = field(default_factory=dict)
     """The last text that a draft model in turns has read, with its owner, by slot. The draft model
     has cached it unless it has died."""
-    decoding: Rate = field(default_factory=lambda: Rate(constants.FADE))
+    decoding: Rate = field(default_factory=Rate)
     """The seconds for which completions are decoded."""
 
 

@@ -13,7 +13,7 @@ class Rate:
     """Divide a sum of amounts by a sum of seconds, usually tokens by the seconds that they took.
     Each observation first multiplies both sums by ``fade``."""
 
-    fade: float
+    fade: float = constants.FADE
     amount: float = 0.0
     seconds: float = 0.0
     num_rounds: int = 0
@@ -39,7 +39,7 @@ class Trial:
     ``rest`` is 0.
     """
 
-    fade: float = 1.0  # of its rate, with each observation
+    fade: float = constants.FADE  # of its rate, with each observation
     backoff: int = 2
     first_pause: int = constants.FIRST_PAUSE
     max_pause: int = constants.MAX_PAUSE
@@ -99,7 +99,7 @@ class Supplement:
     that only they brought are more than decoding would bring in the time that they take. A governor
     cannot judge this, since a few per cent of a round vanish in noise."""
 
-    _trial: Trial = field(default_factory=lambda: Trial(constants.FADE_OF_SUPPLEMENT))
+    _trial: Trial = field(default_factory=lambda: Trial(constants.SLOW_FADE))
 
     def takes_part(self) -> bool:
         """Count a round in which the heads could take part, and return whether they do."""
