@@ -14,8 +14,9 @@ from __future__ import annotations
 # fades are steadier, and slower to follow a change of the text.
 
 WINDOW = 32
-"""The latest measurements whose median is taken. Larger: less noise, but a lasting change of speed
-is noticed later. By judgement."""
+"""The latest measurements that count: of times, whose median is taken, of the rows of batches, to
+which a line is fitted, and of guesses by mask tokens. Larger: less noise, but a lasting change is
+noticed later. By judgement."""
 LATELY = 8
 """The latest forward passes without a draft whose median scales the cost of every width. Larger:
 early drafts are judged by a machine that was still cold (7f73374d). Smaller: one slow pass shifts
@@ -35,9 +36,6 @@ completion. By judgement."""
 SLOW_FADE = 0.98
 """Of what is seen in few rounds: how often a source without a draft model is right, what heads add
 to other sources, and what waits for draft steps bring. By judgement."""
-WINDOW_OF_ROWS = 64
-"""The forward passes that the cost of a batch's rows is fitted to. Larger: a steadier line, slower
-to follow growing contexts. By judgement."""
 
 # --- Trials: what may pay is tried, judged and rested (`planning/trial.py`)
 
@@ -46,14 +44,11 @@ FIRST_PAUSE, MAX_PAUSE = 32, 512
 fewer trials, but a text that becomes easy is noticed later. With a larger maximum failing trials
 cost less in long texts, but drafts may stay off for as long. Trials take a twentieth of the time,
 later a negligible part. By judgement."""
-REST_AFTER_PAYING = 8
-"""The rounds that a choice rests if it had paid and now seems slower than another one that drafts.
-Few probes measured that other one, so larger values keep a wrong verdict for longer: with 32 rounds
-a 4090 decodes mathematics at 1.37 times plain decoding's speed, with 8 at 1.72 (9eedaa15)."""
 LOOK_AGAIN = 8
-"""The rounds after which it is looked at again whether any draft can pay, and the forward passes
-with drafts before one wider than those measured. Smaller: a change is noticed sooner, at the cost
-of looking. By judgement."""
+"""The rounds after which a verdict that few measurements back is looked at again: that no draft can
+pay, that no wider forward pass does, that a choice which had paid is slower than another one that
+drafts. Smaller: a change is noticed sooner, at the cost of looking. A rest of 32 rounds in the last
+case has a 4090 decode mathematics at 1.37 times plain decoding's speed, 8 at 1.72 (9eedaa15)."""
 TRIAL = 24
 """The rounds of a trial before its verdict; few of them may have had a draft. Larger: fewer wrong
 verdicts, but a choice that does not pay costs more before it rests. By judgement."""
@@ -89,9 +84,6 @@ SAVED, LEAST_SAVED = 0.2, 0.02
 """The share of decoding's time that a draft model is expected to save before it is tried, and at
 least later. It reads the prompt once that share of the time covers the reading. Larger: it is tried
 sooner, and more prefill is wasted. By judgement: what is never tried is never measured."""
-FIRST_PROBE = 4
-"""The rounds of drafting before plain decoding is first measured, in vLLM; other governors have a
-number of their own. By judgement."""
 
 # --- The allowance: what drafts may lose
 
@@ -120,18 +112,15 @@ wider drafts where costs are unknown, and larger single losses. On a CPU's curve
 UNKNOWN_FORWARD_S, UNKNOWN_STEP_S = 0.03, 0.003
 """The expected seconds of the first forward passes of a target and of a draft model. Only their
 ratio and only the first decisions depend on them. By judgement."""
-FIRST_TOKENS = 7
-"""The most draft tokens of a forward pass while nothing is measured. Larger: a cliff of the cost
-can hurt the first one more. By judgement."""
 CLIFF = 0.4
 """The share of a pass without a draft that each row beyond the widest measured may cost, in the
 worst case: a plateau may end in a cliff. Larger: widths grow more slowly. On a plateau of 27 ms to
 32 rows and 13 ms for each row more, the first 20 tokens came at 0.6 of plain decoding's speed
 without it (7aa716de)."""
-STEEPEST, STEP = 1.14, 1.75
-"""While a width was measured less often than FEWEST times, it is believed to cost at most the
-larger of the second value and the ratio of rows to the power of the first, times the next narrower
-width. Larger: one slow pass can condemn a width. By judgement."""
+STEP = 1.75
+"""While a width was measured less often than FEWEST times, it is believed to cost at most as many
+times as much as the next narrower one, or as many times as it has more rows. Larger: one slow pass
+can condemn a width. By judgement."""
 PLATEAU = 1.15
 """A pass wider than all before it that took at most this many times as long as the widest is a
 plateau, and the next wider one may be tried at once. Larger: widths grow faster on a noisy machine,
@@ -234,10 +223,9 @@ judgement."""
 DATASTORE_TOKENS, DATASTORE_SPAN, DATASTORE_LEAST_SPAN, DATASTORE_LENGTH = 64, 16, 2, 10
 """A datastore proposes this many tokens. It is searched for a suffix of at most and at least so
 many tokens, and a continuation has the last number, as in REST's release (2311.08252)."""
-MOST_SEED, LEAST_SEED = 8, 0.5
-"""The most tokens of heads that a draft model starts from, and the least likelihood of all
-together. A larger second value: shorter starts, of which fewer are computed in vain. By
-judgement."""
+LEAST_SEED = 0.5
+"""The least likelihood of all tokens of heads that a draft model starts from. Larger: shorter
+starts, of which fewer are computed in vain. By judgement."""
 
 # --- Draft steps: whether to wait for one
 
@@ -257,12 +245,9 @@ NO_TREE = 0.25
 """The likelihood that a tree of one token counts with, where little else is known. Smaller: the
 usual depth of other trees is believed from little evidence; without it a tree was expected to be
 ten tokens long, and waited for in vain (525de61d). By judgement."""
-PRIOR_TOKENS, PRIOR_OF_WAITS = 2.0, 1.0
+PRIOR_TOKENS = 2.0
 """The tokens that drafts, and waits for drafts, count as having promised and brought before any
 did. Larger: trust in promises leaves 1 more slowly. By judgement."""
-LEAST_TRUST = 0.05
-"""The least share of its promise that a wait is believed to bring. Larger: waits are tried again
-sooner after they disappointed. By judgement: what is never tried is never measured."""
 READ_WITH_STEP = 16
 """The new tokens of a text that a draft model reads with a step at negligible cost. Larger: more
 unread text counts as free. By judgement."""
@@ -315,9 +300,9 @@ wider steps are tried later. By judgement."""
 FEW_CHAINS, CHAIN_EVERY = 4, 16
 """The steps for which each length of chains by mask tokens is tried at first, and then one of how
 many. A larger second value: the worse length is tried less often. By judgement."""
-FIRST_TRUST, NUM_GUESSES = 0.7, 64
-"""How much guesses by mask tokens are trusted before any is compared, and how many are compared.
-Larger: more guesses are used unchecked, and trust changes more slowly. By judgement."""
+FIRST_TRUST = 0.7
+"""How much guesses by mask tokens are trusted before any is compared. Larger: more guesses are used
+unchecked. By judgement."""
 
 # --- Memory
 

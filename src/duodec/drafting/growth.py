@@ -82,7 +82,7 @@ class _Steps:
         self._num_steps = Counter(dict.fromkeys(self._lengths, 0))
         self._gains = deque[float](maxlen=constants.WINDOW)
         self._overlaps = deque[float](
-            [constants.FIRST_TRUST] * constants.FEW_CHAINS, maxlen=constants.NUM_GUESSES
+            [constants.FIRST_TRUST] * constants.FEW_CHAINS, maxlen=constants.WINDOW
         )
 
     @property

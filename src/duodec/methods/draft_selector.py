@@ -274,7 +274,7 @@ class DraftSelector:
         tree, judged = self._proposed, self._texts.memory.heads
         seed: list[tuple[int, float]] = []
         value = 1.0
-        for node in TreeCursor(tree).down(constants.MOST_SEED):
+        for node in TreeCursor(tree).down(len(tree)):
             likely = judged.estimate(tree.confidences[node], tree.ranks[node])
             value *= likely
             if value < constants.LEAST_SEED:

@@ -40,7 +40,7 @@ class Line:
         seen = self._seen[is_drafted]
         seen.append((num_rows, seconds))
         self._count(num_rows, seconds, 1)
-        if len(seen) > constants.WINDOW_OF_ROWS:
+        if len(seen) > constants.WINDOW:
             self._count(*seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:

@@ -224,7 +224,7 @@ class Costs:
         if len(own) >= constants.FEWEST or not below:
             return own_s
         narrower, narrower_s, _ = below[-1]
-        growth = max(constants.STEP, ((1 + width) / (1 + narrower)) ** constants.STEEPEST)
+        growth = max(constants.STEP, (1 + width) / (1 + narrower))
         capped: float = min(own_s, narrower_s * growth)
         return capped
 
@@ -243,8 +243,7 @@ class Costs:
         """Compute the curve, up to ``num_tokens`` at least."""
         known = self._known()
         if not known:
-            unknown = [constants.UNKNOWN_FORWARD_S] * (constants.FIRST_TOKENS + 1)
-            return unknown + [math.inf] * (num_tokens - constants.FIRST_TOKENS)
+            return [constants.UNKNOWN_FORWARD_S] * (num_tokens + 1)
         (low, low_s), (last, last_s) = known[0], known[-1]
         curve = [low_s] * (low + 1)
         for width, seconds in known[1:]:

@@ -42,7 +42,7 @@ class Governor:
 
     allowed: Sequence[Sources]
     trial: int = constants.LOOK_AGAIN
-    first_probe: int = constants.FIRST_PROBE
+    first_probe: int = constants.LOOK_AGAIN // 2
     first_rests: Mapping[Sources, int] = field(default_factory=dict)
     probes: Sequence[Sources] = (Sources.NONE,)
     margin: float = 1.0
@@ -172,7 +172,7 @@ class Governor:
         has_paid = trial.num_tried > self.trial
         if has_paid and simpler > self._trials[Sources.NONE].rate.value:
             # Few probes measured what other drafts bring, and they may have been lucky.
-            trial.fails(min(trial.pause, constants.REST_AFTER_PAYING))
+            trial.fails(min(trial.pause, constants.LOOK_AGAIN))
             return
         num_lost = 0
         if not has_paid:

@@ -32,8 +32,8 @@ class Waits:
         """Return the share of promised tokens that came lately; more than 1 where steps promised
         too little."""
         came, promised = self._brought.amount, self._brought.seconds
-        share = (came + constants.PRIOR_OF_WAITS) / (promised + constants.PRIOR_OF_WAITS)
-        return max(constants.LEAST_TRUST, share)
+        share = (came + constants.PRIOR_TOKENS) / (promised + constants.PRIOR_TOKENS)
+        return max(constants.LEAST_VALUE, share)
 
     def observe(self, promised: float, brought: float) -> None:
         """Record a round: the tokens promised by steps that were waited for (0 if none was), and
