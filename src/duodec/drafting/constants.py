@@ -71,11 +71,10 @@ MARGIN, MARGIN_OF_BATCH = 0.97, 1.02
 """How many times as fast as simpler choices a choice must be. Below 1 a tie goes to drafting, which
 may lose 3%; above 1 smaller gains are given up, since in a batch they cannot be told from noise. By
 judgement."""
-HOPELESS, HOPELESS_IN_TURNS, HOPELESS_OF_BATCH = 0.6, 0.4, 0.75
+HOPELESS, HOPELESS_OF_BATCH = 0.6, 0.75
 """A trial ends after two rounds if it is slower than this share of the best simpler rate. Larger:
-bad trials end sooner, but a slow start ends good ones, too. A rejected draft in turns has stopped
-the target (d674739e); each forward pass of a batch gives every request a token, so few choices are
-much slower. By judgement."""
+bad trials end sooner, but a slow start ends good ones, too. Each forward pass of a batch gives
+every request a token, so few choices are much slower. By judgement."""
 BACKOFF_OF_BATCH = 4
 """Each rest of a batch is this many times as long as the one before; a lone request's is twice as
 long. Larger: fewer failing trials, but a changed batch is noticed later. A trial that several

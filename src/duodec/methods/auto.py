@@ -39,7 +39,7 @@ class Auto(Stream):
                 first_probe=constants.LOOK_AGAIN,
                 trial=constants.TRIAL,
                 probes=probes,
-                hopeless=constants.HOPELESS_IN_TURNS if in_turns else constants.HOPELESS,
+                hopeless=constants.HOPELESS,
                 margin=constants.MARGIN,
                 pause_per_lost=constants.REST_PER_LOST_ROUND,
                 first_rests={Sources.ALL: constants.FIRST_REST} if in_turns else {},
