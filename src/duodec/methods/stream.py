@@ -105,7 +105,7 @@ class Stream(Method):
         if request.takes_turns:
             # A drafter that rests while the target computes loses nothing when it is waited for,
             # and only then shows what it is worth.
-            planner.patience, planner.busy, planner.prior = 1.0, 0.0, HOPED
+            planner.patience, planner.takes_turns, planner.prior = 1.0, True, HOPED
         return planner
 
     def governor(self, request: Request) -> Governor:

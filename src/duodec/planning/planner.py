@@ -51,8 +51,7 @@ class Planner:
     num_tokens: int = constants.MAX_DRAFT  # most draft tokens in a forward pass
     # A wait must yield tokens this much faster than decoding.
     patience: float = constants.PATIENCE_FOR_STEPS
-    # The share of the step in progress that remains; 0: the drafter rests until it is asked.
-    busy: float = 0.5
+    takes_turns: bool = False  # the drafter rests until it is asked
     prior: Prior = EXPECTED  # prior of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
@@ -65,7 +64,11 @@ class Planner:
             Rate(amount=constants.PRIOR_TOKENS, seconds=constants.PRIOR_TOKENS) for _ in range(2)
         ]
     )
-    _without_draft: Rate = field(default_factory=lambda: Rate(constants.SLOW_FADE, 3.0, 6.0))
+    _without_draft: Rate = field(
+        default_factory=lambda: Rate(
+            constants.SLOW_FADE, constants.PRIOR_WEIGHT / 2, constants.PRIOR_WEIGHT
+        )
+    )
 
     def select(
         self, sources: Sequence[Source], mixer: Mixer, num_tokens: int, depth: int
@@ -181,13 +184,15 @@ class Planner:
 
     def step_s(self, cursor: TreeCursor) -> float:
         """Return the expected seconds until the drafter's next step arrives here."""
-        if not self.busy and not self.costs.knows_step:
+        costs = self.costs
+        if self.takes_turns and not costs.knows_step:
             return 0.0  # nothing is learned about a drafter that rests, so one step is tried
-        if not self.busy:  # in turns, the whole wait is measured
-            return self.costs.step_s() if cursor.is_expanded else self.costs.root_s()
-        if cursor.is_expanded:
-            return self.costs.step_s() + constants.HANDOVER_S
-        return self.busy * self.costs.step_s() + self.costs.root_s() + constants.HANDOVER_S
+        seconds = costs.step_s() if cursor.is_expanded else costs.root_s()
+        if self.takes_turns:  # the whole wait is measured
+            return seconds
+        # Half of the step in progress remains on average.
+        remains_s = 0.0 if cursor.is_expanded else costs.step_s() / 2
+        return remains_s + seconds + constants.HANDOVER_S
 
     def observe_late_step(self, cursor: TreeCursor, seconds: float) -> None:
         """Record that the drafter's next step was waited for ``seconds`` and did not arrive. Steps
