@@ -65,7 +65,7 @@ NO_OFFER = Offer()
 
 class DraftSelector:
     """Select the drafts of one request. Call `best` and `launch` before a forward pass,
-    `finish_forward` after it."""
+    `receive_drafts` and `follow_verdict` after it."""
 
     def __init__(self, request: Request, planner: Planner, plan: Tree, texts: TextSources) -> None:
         self._request, self._planner, self._plan, self._texts = request, planner, plan, texts
@@ -201,9 +201,9 @@ class DraftSelector:
         can_rehearse = offer.selection is not None and not with_heads
         request.rehearse = partial(self._rehearse, offer) if can_rehearse else None
 
-    def overlap_s(self) -> float:
-        """Return how long the drafter worked during the forward pass that has just ended, and
-        receive what it has drafted."""
+    def receive_drafts(self) -> float:
+        """Receive what the drafter has sent during the forward pass that has just ended, and return
+        how many seconds it worked meanwhile."""
         if not self._is_in_parallel:
             return 0.0
         drafted = self._request.peek_tree()
@@ -211,7 +211,7 @@ class DraftSelector:
         # The drafter's total is less after a restart.
         return max(0.0, drafted.busy_s - self._busy_s)
 
-    def finish_forward(
+    def follow_verdict(
         self,
         offer: Offer,
         tokens: Sequence[int],
@@ -219,9 +219,9 @@ class DraftSelector:
         forward: Forward | None,
         proposed: CandidateTree,
     ) -> None:
-        """End a forward pass that brought ``tokens``; its verdict ended at node ``end`` of the
-        draft. ``forward`` is given if there is something to learn from its scores. ``proposed`` is
-        the tree that the target's heads propose next; it may be empty."""
+        """Move on by ``tokens``, which a forward pass brought; its verdict ended at node ``end`` of
+        the draft. ``forward`` is given if there is something to learn from its scores. ``proposed``
+        is the tree that the target's heads propose next; it may be empty."""
         self._proposed = proposed
         cursor = self._cursor
         self._cursor = cursor.follow(tokens)

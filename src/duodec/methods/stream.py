@@ -91,7 +91,7 @@ class Stream(Method):
                     forward,
                     num_drafted=len(offer.draft),
                     num_from_model=offer.num_from_model(verdict.accepted),
-                    overlap_s=selector.overlap_s(),
+                    overlap_s=selector.receive_drafts(),
                 )
                 economy.learn(choice, offer, forward, verdict, done)
             self.memory.decoding.observe(economy.decoding_s, 1)
@@ -188,7 +188,7 @@ class _Economy:
                 governor.plain_length = len(request.text)
             elif draft and (plain_s := inferred_plain_s(draft, forward, request, governor)):
                 governor.infer_plain(plain_s)
-        self._selector.finish_forward(
+        self._selector.follow_verdict(
             offer,
             done.tokens,
             verdict.end,
