@@ -112,6 +112,8 @@ class Governor:
         self._since_probe += num_plain
         self._since_inferred += num_plain
         trial.num_tried += 1
+        if simpler := self._simpler(sources):
+            trial.lost_s += seconds - num_tokens / simpler
         if trial.num_tried >= min(constants.SOONEST, self.trial):
             self._judge(sources)
 
@@ -131,7 +133,7 @@ class Governor:
     def charge(self, sources: Sources, seconds: float) -> None:
         """Add a cost of a choice that belongs to no round. If the trial fails, the choice rests for
         this cost too."""
-        self._trials[sources].charged_s += seconds
+        self._trials[sources].lost_s += seconds
 
     def saved(self, sources: Sources) -> float:
         """Return the share of the time of simpler choices that this one saves, and a little at
@@ -174,8 +176,6 @@ class Governor:
             # Few probes measured what other drafts bring, and they may have been lucky.
             trial.fails(min(trial.pause, constants.LOOK_AGAIN))
             return
-        num_lost = 0
-        if not has_paid:
-            lost_s = trial.charged_s + trial.rate.seconds - trial.rate.amount / simpler
-            num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
+        lost_s = 0.0 if has_paid else trial.lost_s
+        num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
         trial.fails(max(trial.pause, min(num_lost, constants.MAX_PAUSE)))

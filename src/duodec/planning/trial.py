@@ -46,7 +46,7 @@ class Trial:
     rest: int = 0  # rounds until it may be tried
     num_failed: int = 0  # failures in a row, until the rest is the longest
     num_tried: int = 0  # rounds in which it was tried since its last failure
-    charged_s: float = 0.0  # cost of this trial that belongs to no round
+    lost_s: float = 0.0  # that simpler options would not have taken, since the trial began
     rate: Rate = field(init=False)  # measured since its last failure
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Trial:
 
     def pays(self) -> None:
         """Record that it paid: its next rest is the first one again. Its rate goes on."""
-        self.num_failed, self.charged_s = 0, 0.0
+        self.num_failed, self.lost_s = 0, 0.0
 
     def fails(self, rest: int | None = None) -> None:
         """Record that it did not pay: it rests for ``rest`` rounds (by default `pause`), its next
@@ -83,7 +83,7 @@ class Trial:
         self.rest = self.pause if rest is None else rest
         if self.pause < self.max_pause:
             self.num_failed += 1
-        self.num_tried, self.charged_s, self.rate = 0, 0.0, Rate(self.fade)
+        self.num_tried, self.lost_s, self.rate = 0, 0.0, Rate(self.fade)
 
     def fresh(self, rest: int) -> Trial:
         """Return a trial without measurements that keeps this one's backoff, and rests for ``rest``
