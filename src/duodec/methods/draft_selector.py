@@ -150,9 +150,9 @@ class DraftSelector:
             self._ask()
             num_known, num_new = self._cursor.num_under, self._num_unread
             reading_s, step_s = planner.reading_s(num_new), planner.step_s(self._cursor)
-            patience_s = constants.PATIENCE * (step_s + reading_s)
+            patience_s = constants.MAX_WAIT * (step_s + reading_s)
             if request.takes_turns:  # an unfinished step goes on while the target computes
-                patience_s = max(patience_s, constants.LEAST_WAIT_S)
+                patience_s = max(patience_s, constants.MIN_WAIT_S)
             begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
             waited_s = request.clock() - begin_s
@@ -167,7 +167,7 @@ class DraftSelector:
                 self._is_asked = self._cursor.num_under == num_known and not drafted.is_complete
             if self._cursor.num_under == num_known:
                 # The drafter is dead, reads, has no more to propose, or its step takes longer.
-                self._num_late_steps += waited_s > constants.IS_LATE * patience_s
+                self._num_late_steps += waited_s > constants.LATE_AFTER * patience_s
                 # In turns the first step may have read a prompt, so it is asked for once more.
                 if self._num_late_steps >= (2 if request.takes_turns else 1):
                     planner.observe_late_step(self._cursor, patience_s)
@@ -277,7 +277,7 @@ class DraftSelector:
         for node in TreeCursor(tree).down(len(tree)):
             likely = judged.estimate(tree.confidences[node], tree.ranks[node])
             value *= likely
-            if value < constants.LEAST_SEED:
+            if value < constants.MIN_SEED:
                 break
             seed.append((tree.tokens[node], likely))
         return tuple(seed)
@@ -292,7 +292,7 @@ class DraftSelector:
                 planner.observe_promise(offer.selection, num, len(tokens) - 1)
         planner.acceptance.learn(cursor.tree, tokens, cursor.node)
         self._num_plain = 0 if len(offer.draft) else self._num_plain + 1
-        if self._num_plain % constants.LOOK_AGAIN == 0:
+        if self._num_plain % constants.LOOK_AGAIN_AFTER == 0:
             self.can_pay = self._can_pay()
 
     def _judge_heads(self, offer: Offer, tokens: Sequence[int]) -> None:

@@ -62,7 +62,7 @@ class Stream(Method):
     learns = True
 
     num_tokens: int = constants.MAX_DRAFT  # in a forward pass; the planner decides how many
-    patience: float = constants.PATIENCE_FOR_STEPS
+    patience: float = constants.MIN_GAIN_OF_WAIT
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: TextMemory = field(default_factory=TextMemory)
@@ -208,7 +208,7 @@ def inferred_plain_s(
         return forward.duration_s
     if not request.takes_turns or request.shares_cores:
         return None
-    if abs(len(request.text) - governor.plain_length) > constants.NEAR:
+    if abs(len(request.text) - governor.plain_length) > constants.SIMILAR_LENGTH:
         return None
     costs = request.costs
     return forward.duration_s * costs.forward_s(0) / costs.forward_s(len(draft))

@@ -41,8 +41,8 @@ class Governor:
     """
 
     allowed: Sequence[Sources]
-    trial: int = constants.LOOK_AGAIN
-    first_probe: int = constants.LOOK_AGAIN // 2
+    trial: int = constants.LOOK_AGAIN_AFTER
+    first_probe: int = constants.LOOK_AGAIN_AFTER // 2
     first_rests: Mapping[Sources, int] = field(default_factory=dict)
     probes: Sequence[Sources] = (Sources.NONE,)
     margin: float = 1.0
@@ -78,7 +78,7 @@ class Governor:
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         """Return the sources for the next round, at most ``most``."""
-        best = self._best(most) if self.allowance > constants.RUINED else Sources.NONE
+        best = self._best(most) if self.allowance > constants.MIN_ALLOWANCE else Sources.NONE
         if best == Sources.NONE:  # plain decoding takes a short path
             return best
         inferred = Sources.NONE if self._since_inferred < constants.PROBE_EVERY else None
@@ -114,7 +114,7 @@ class Governor:
         trial.num_tried += 1
         if simpler := self._simpler(sources):
             trial.lost_s += seconds - num_tokens / simpler
-        if trial.num_tried >= min(constants.SOONEST, self.trial):
+        if trial.num_tried >= min(constants.MIN_ROUNDS, self.trial):
             self._judge(sources)
 
     def cut_first_rest(self, sources: Sources, num_rounds: float) -> None:
@@ -141,8 +141,8 @@ class Governor:
         fifth, halved by each trial that failed."""
         trial, simpler = self._trials[sources], self._simpler(sources)
         if not simpler or trial.rate.num_rounds < self.trial:
-            return constants.SAVED * trial.first_pause / trial.pause
-        return max(constants.LEAST_SAVED, 1.0 - simpler / trial.rate.value)
+            return constants.EXPECTED_SAVING * trial.first_pause / trial.pause
+        return max(constants.MIN_SAVING, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """Return the best rate of simpler choices."""
@@ -153,7 +153,7 @@ class Governor:
         """Return the allowance after a round that gained ``gained`` rounds of plain decoding."""
         left = self.allowance
         if left < self._least:
-            left = min(self._least, left + constants.REGROWTH)
+            left = min(self._least, left + constants.ALLOWANCE_REGROWTH)
         return min(left + gained, max(left, constants.MAX_ALLOWANCE))
 
     def _best(self, most: Sources) -> Sources:
@@ -174,7 +174,7 @@ class Governor:
         has_paid = trial.num_tried > self.trial
         if has_paid and simpler > self._trials[Sources.NONE].rate.value:
             # Few probes measured what other drafts bring, and they may have been lucky.
-            trial.fails(min(trial.pause, constants.LOOK_AGAIN))
+            trial.fails(min(trial.pause, constants.LOOK_AGAIN_AFTER))
             return
         lost_s = 0.0 if has_paid else trial.lost_s
         num_lost = round(self.pause_per_lost * lost_s * self._plain.value)

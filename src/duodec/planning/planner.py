@@ -33,7 +33,7 @@ class Waits:
         too little."""
         came, promised = self._brought.amount, self._brought.seconds
         share = (came + constants.PRIOR_TOKENS) / (promised + constants.PRIOR_TOKENS)
-        return max(constants.LEAST_VALUE, share)
+        return max(constants.MIN_VALUE, share)
 
     def observe(self, promised: float, brought: float) -> None:
         """Record a round: the tokens promised by steps that were waited for (0 if none was), and
@@ -50,7 +50,7 @@ class Planner:
     acceptance: Acceptance  # how often the draft model's candidates are right
     num_tokens: int = constants.MAX_DRAFT  # most draft tokens in a forward pass
     # A wait must yield tokens this much faster than decoding.
-    patience: float = constants.PATIENCE_FOR_STEPS
+    patience: float = constants.MIN_GAIN_OF_WAIT
     takes_turns: bool = False  # the drafter rests until it is asked
     prior: Prior = EXPECTED  # prior of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
@@ -100,7 +100,7 @@ class Planner:
     def _least(self) -> float:
         """Return the least value of a node: finding it takes time, in which tokens come without
         it."""
-        return max(constants.LEAST_VALUE, constants.NODE_S * self._rate.value)
+        return max(constants.MIN_VALUE, constants.NODE_S * self._rate.value)
 
     @property
     def rate(self) -> float:
@@ -122,7 +122,9 @@ class Planner:
     def reading_s(self, num_tokens: int) -> float:
         """Return the expected seconds for which a draft model on the target's cores reads
         ``num_tokens`` new tokens of a text; 0 where a step includes them."""
-        return self.costs.read_s(num_tokens) if num_tokens > constants.READ_WITH_STEP else 0.0
+        return (
+            self.costs.read_s(num_tokens) if num_tokens > constants.TOKENS_READ_WITH_STEP else 0.0
+        )
 
     def repays_reading(self, num_tokens: int, decoding_s: float, saved: float) -> bool:
         """Return whether the draft model may read ``num_tokens`` by now, in a response that has
@@ -149,7 +151,9 @@ class Planner:
             # This assumes that the model's trees reach as far as the others' do.
             reach = self._reach(selection)
             further = max(
-                1.0, (sum(selection.values) + constants.NO_TREE) / (reach + constants.NO_TREE)
+                1.0,
+                (sum(selection.values) + constants.PRIOR_OF_DEPTH)
+                / (reach + constants.PRIOR_OF_DEPTH),
             )
             gained = self._gained((1.0 - reach) * further, row)
         elif self.has_branches:
@@ -275,9 +279,9 @@ def _bounds(trust: float, allowance: float, more_s: float) -> dict[str, float]:
     return {
         "trust": trust,
         "caution": _caution(allowance),
-        "lost": min(constants.MOST_LOST, max(0.0, allowance)),
-        "most_bet": constants.MOST_LOST,
-        "bet": constants.BET,
+        "lost": min(constants.MAX_LOSS, max(0.0, allowance)),
+        "most_bet": constants.MAX_LOSS,
+        "bet": constants.LOSS_PER_PROMISED_TOKEN,
         "more_s": more_s,
     }
 

@@ -111,7 +111,7 @@ class Supplement:
         brings tokens at ``rate``. From the last round of the trial on, each is judged."""
         trial = self._trial
         trial.observe(num_tokens, seconds)
-        if trial.num_tried < constants.TRIAL:
+        if trial.num_tried < constants.TRIAL_ROUNDS:
             return
         if trial.rate.amount >= rate * trial.rate.seconds:
             trial.pays()
