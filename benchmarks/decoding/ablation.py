@@ -35,8 +35,7 @@ _ABSENT = {
     "HOPELESS_BELOW_OF_BATCH", "LATE_AFTER", "LEARNING_SHARE", "MAX_CONTEXTS", "MAX_PATIENCE_S",
     "MAX_PAUSE", "MAX_PLACES", "MAX_STORED", "MIN_PATIENCE_S", "MIN_SAVING", "MIN_SEED",
     "MIN_STORE", "MIN_WAIT_S", "NUM_REHEARSED", "PATIENCE_OF_BATCH", "RECENT_PLAIN_PASSES",
-    "SIMILAR_LENGTH", "TOKENS_READ_IN_STEP", "TOKENS_READ_WITH_STEP", "UNKNOWN_FORWARD_S",
-    "UNKNOWN_STEP_S",
+    "SIMILAR_LENGTH", "TOKENS_READ_IN_STEP", "UNKNOWN_FORWARD_S", "UNKNOWN_STEP_S",
 }  # fmt: skip
 """What they steer is hardly in the cells: real clocks, heads, datastores, mask tokens, full memory,
 long texts."""
@@ -64,13 +63,11 @@ _INERT: Mapping[str, Value] = {
     "CLIFF_PER_ROW": 0.0,
     "REST_BEFORE_TRIAL": 0,
     "HOPELESS_BELOW": 0.0,
-    "HOPELESS_BELOW_IN_TURNS": 0.0,
     "HOPELESS_BELOW_OF_BATCH": 0.0,
     "MIN_CONFIDENCE": 0.0,
     "MIN_PATIENCE_S": 0.0,
     "MIN_SAVING": 0.0,
     "MIN_SEED": 1.0,
-    "MIN_TRUST": 0.0,
     "MIN_WAIT_S": 0.0,
     "LONE_SOURCE_SHARE": 1.0,
     "MARGIN": 1.0,
@@ -82,10 +79,8 @@ _INERT: Mapping[str, Value] = {
     "MIN_GAIN_OF_WAIT": 1.0,
     "PLATEAU_GROWTH": 1.0,
     "ALLOWANCE_REGROWTH": 0.0,
-    "REST_PER_LOST_ROUND": 0,
     "MIN_ALLOWANCE": -1e9,
     "NOISE_POWER": 1.0,
-    "MAX_COST_POWER": 1.0,
     "COST_OF_TWICE_THE_LEAVES": 1.0,
 }
 """The values with which the rules of constants do nothing."""

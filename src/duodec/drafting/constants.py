@@ -2,7 +2,8 @@
 
 A constant belongs here if another value would also be correct, but slower or more wasteful.
 Settings of published methods, and formats, stand with the code that uses them. "By judgement" means
-that no measurement of it is on record. Named commits hold the figures.
+that no measurement chose it; `python -m benchmarks ablation` says what `auto` gains or loses with
+twice or half of it. Named commits hold the figures.
 """
 
 from __future__ import annotations
@@ -50,11 +51,9 @@ pay, that no wider forward pass does, that a choice which had paid is slower tha
 drafts. Smaller: a change is noticed sooner, at the cost of looking. A rest of 32 rounds in the last
 case has a 4090 decode mathematics at 1.37 times plain decoding's speed, 8 at 1.72 (9eedaa15)."""
 TRIAL_ROUNDS = 24
-"""The rounds of a trial before its verdict; few of them may have had a draft. Larger: fewer wrong
-verdicts, but a choice that does not pay costs more before it rests. By judgement."""
-REST_PER_LOST_ROUND = 24
-"""The rounds that a choice rests for each round of plain decoding that its trial lost. Larger:
-losses take a smaller part of the time, but a text that becomes easy is noticed later. By
+"""The rounds of a trial before its verdict, of which few may have had a draft; for each round of
+plain decoding that it lost, the choice rests as many. Larger: fewer wrong verdicts, but a choice
+that does not pay costs more before it rests, and a text that becomes easy is noticed later. By
 judgement."""
 TRIAL_PASSES_OF_BATCH = 4
 """The same as TRIAL_ROUNDS for a small batch, in forward passes: each gives a sample a request, so
@@ -201,8 +200,8 @@ LONE_SOURCE_SHARE = 0.5
 Smaller: more candidates are merged, at more of the host's time. Labels of seven tasks and two
 models: what one source alone proposes comes true 0.6 times as often as it says (abaf7fbf)."""
 MAX_MATCH = 24
-"""The most tokens of a match in a text, and of its continuation. Larger: longer copies, longer
-searches. By judgement."""
+"""The most tokens of a match in a text, of its continuation, and of a path of the draft model.
+Larger: longer copies, longer searches. By judgement."""
 MAX_PLACES = 256
 """The latest places of a match that are counted. Larger: better frequencies, in time that grows
 with them. By judgement."""
@@ -247,12 +246,10 @@ ten tokens long, and waited for in vain (525de61d). By judgement."""
 PRIOR_TOKENS = 2.0
 """The tokens that drafts, and waits for drafts, count as having promised and brought before any
 did. Larger: trust in promises leaves 1 more slowly. By judgement."""
-TOKENS_READ_WITH_STEP = 16
-"""The new tokens of a text that a draft model reads with a step at negligible cost. Larger: more
-unread text counts as free. By judgement."""
-TOKENS_READ_IN_STEP = 4.0
-"""The least tokens that a draft model reads in the time of a step, before that is measured. Larger:
-a draft model in turns starts sooner. Measured: 4 to 16."""
+TOKENS_READ_IN_STEP = 16
+"""The new tokens of a text that a draft model reads in the time of a step, before that is measured;
+as many are read with a step at negligible cost. Larger: a draft model in turns starts sooner, and
+more unread text counts as free. Measured: 4 to 16."""
 MAX_WAIT = 3.0
 """How many times its expected time a draft is waited for. Larger: slow steps are still awaited, but
 a dead drafter holds the target up for longer. By judgement."""
@@ -290,9 +287,9 @@ CANDIDATES_OF_LEAF = 16
 MIN_CONFIDENCE = 0.003
 """The least confidence of a candidate that is kept. Smaller: larger trees and messages. By
 judgement."""
-MAX_EXPANDED, MAX_TREE_DEPTH = 120, 32
-"""The most nodes that are expanded under a text, and the deepest. Each may be a leaf, and leaves
-cost sequence ids. By judgement."""
+MAX_EXPANDED = 120
+"""The most nodes that are expanded under a text. Each may be a leaf, and leaves cost sequence ids.
+By judgement."""
 COST_OF_TWICE_THE_LEAVES = 1.4
 """How many times as much twice the leaves are expected to cost, before they are measured. Larger:
 wider steps are tried later. By judgement."""

@@ -38,7 +38,7 @@ class Tree:
     num_candidates: int = constants.CANDIDATES_OF_LEAF  # candidates of each leaf
     least_confidence: float = constants.MIN_CONFIDENCE
     max_expanded: int = constants.MAX_EXPANDED  # each may be a leaf, and leaves cost sequence ids
-    depth: int = constants.MAX_TREE_DEPTH
+    depth: int = constants.MAX_MATCH
     seed: Seed = ()
     """What other sources, such as the target's heads, propose under the text. It is computed at
     once, whatever the model itself holds likely, and the tree grows from it."""

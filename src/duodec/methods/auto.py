@@ -41,7 +41,7 @@ class Auto(Stream):
                 probes=probes,
                 hopeless=constants.HOPELESS_BELOW,
                 margin=constants.MARGIN,
-                pause_per_lost=constants.REST_PER_LOST_ROUND,
+                pause_per_lost=constants.TRIAL_ROUNDS,
                 first_rests={Sources.ALL: constants.REST_BEFORE_TRIAL} if in_turns else {},
                 allowance=allowance,
             )
