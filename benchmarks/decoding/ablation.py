@@ -35,7 +35,8 @@ _ABSENT = {
     "HOPELESS_BELOW_OF_BATCH", "LATE_AFTER", "LEARNING_SHARE", "MAX_CONTEXTS", "MAX_PATIENCE_S",
     "MAX_PAUSE", "MAX_PLACES", "MAX_STORED", "MIN_PATIENCE_S", "MIN_SAVING", "MIN_SEED",
     "MIN_STORE", "MIN_WAIT_S", "NUM_REHEARSED", "PATIENCE_OF_BATCH", "RECENT_PLAIN_PASSES",
-    "SIMILAR_LENGTH", "TOKENS_READ_IN_STEP", "UNKNOWN_FORWARD_S", "UNKNOWN_STEP_S",
+    "SIMILAR_LENGTH", "TOKENS_READ_IN_STEP", "TOKENS_READ_WITH_STEP", "UNKNOWN_FORWARD_S",
+    "UNKNOWN_STEP_S",
 }  # fmt: skip
 """What they steer is hardly in the cells: real clocks, heads, datastores, mask tokens, full memory,
 long texts."""

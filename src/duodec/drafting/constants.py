@@ -11,8 +11,8 @@ from __future__ import annotations
 # --- Measurements: how many are kept, how many make one, how fast old ones fade
 #
 # A fade is the factor by which older observations lose weight with each new one: about
-# 1 / (1 - fade) of them count (0.85: 7, 0.9: 10, 0.94: 17, 0.97: 33, 0.98: 50, 0.99: 100). Larger
-# fades are steadier, and slower to follow a change of the text.
+# 1 / (1 - fade) of them count (0.9: 10, 0.92: 12, 0.95: 20, 0.98: 50). Larger fades are steadier,
+# and slower to follow a change of the text.
 
 WINDOW = 32
 """The latest measurements that count: of times, whose median is taken, of the rows of batches, to
@@ -31,7 +31,7 @@ MIN_ROUNDS = 2
 of a hopeless choice before it is dropped. Larger: safer verdicts, but each bad choice costs one
 more round. By judgement, within the bound of two forward passes that the tests of steep curves
 (`python -m benchmarks grid`) set."""
-FADE = 0.9
+FADE = 0.92
 """Of a rate that follows the text: that of a choice of sources, of a request, a batch, a
 completion. By judgement."""
 SLOW_FADE = 0.98
@@ -246,10 +246,12 @@ ten tokens long, and waited for in vain (525de61d). By judgement."""
 PRIOR_TOKENS = 2.0
 """The tokens that drafts, and waits for drafts, count as having promised and brought before any
 did. Larger: trust in promises leaves 1 more slowly. By judgement."""
-TOKENS_READ_IN_STEP = 16
-"""The new tokens of a text that a draft model reads in the time of a step, before that is measured;
-as many are read with a step at negligible cost. Larger: a draft model in turns starts sooner, and
-more unread text counts as free. Measured: 4 to 16."""
+TOKENS_READ_WITH_STEP = 16
+"""The new tokens of a text that a draft model reads with a step at negligible cost. Larger: more
+unread text counts as free. By judgement."""
+TOKENS_READ_IN_STEP = 4.0
+"""The least tokens that a draft model reads in the time of a step, before that is measured. Larger:
+a draft model in turns starts sooner. Measured: 4 to 16."""
 MAX_WAIT = 3.0
 """How many times its expected time a draft is waited for. Larger: slow steps are still awaited, but
 a dead drafter holds the target up for longer. By judgement."""

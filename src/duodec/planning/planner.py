@@ -123,7 +123,7 @@ class Planner:
         """Return the expected seconds for which a draft model on the target's cores reads
         ``num_tokens`` new tokens of a text; 0 where a step includes them."""
         return (
-            self.costs.read_s(num_tokens) if num_tokens > constants.TOKENS_READ_IN_STEP else 0.0
+            self.costs.read_s(num_tokens) if num_tokens > constants.TOKENS_READ_WITH_STEP else 0.0
         )
 
     def repays_reading(self, num_tokens: int, decoding_s: float, saved: float) -> bool:
