@@ -110,6 +110,9 @@ wider drafts where costs are unknown, and larger single losses. On a CPU's curve
 UNKNOWN_FORWARD_S, UNKNOWN_STEP_S = 0.03, 0.003
 """The expected seconds of the first forward passes of a target and of a draft model. Only their
 ratio and only the first decisions depend on them. By judgement."""
+FIRST_TOKENS = 7
+"""The most draft tokens of a forward pass while nothing is measured, as in vLLM's first step.
+Larger: a cliff of the cost can hurt the first one more. By judgement."""
 CLIFF_PER_ROW = 0.4
 """The share of a pass without a draft that each row beyond the widest measured may cost, in the
 worst case: a plateau may end in a cliff. Larger: widths grow more slowly. On a plateau of 27 ms to

@@ -243,7 +243,8 @@ class Costs:
         """Compute the curve, up to ``num_tokens`` at least."""
         known = self._known()
         if not known:
-            return [constants.UNKNOWN_FORWARD_S] * (num_tokens + 1)
+            unknown = [constants.UNKNOWN_FORWARD_S] * (constants.FIRST_TOKENS + 1)
+            return unknown + [math.inf] * (num_tokens - constants.FIRST_TOKENS)
         (low, low_s), (last, last_s) = known[0], known[-1]
         curve = [low_s] * (low + 1)
         for width, seconds in known[1:]:
