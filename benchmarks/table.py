@@ -25,6 +25,8 @@ _ALL = (
                "decoding.adversaries", "measurements.md"),
     Experiment("grid", "What does `auto` lose on steep curves while it learns them?",
                "decoding.grid", "measurements.md"),
+    Experiment("ablation", "Which of the tuned constants does `auto` notice?",
+               "decoding.ablation", "evaluation.md"),
     Experiment("unaided", "What are drafts worth without a GPU, beside llama.cpp's own server?",
                "decoding.unaided", "measurements.md"),
     Experiment("busy", "What are drafts worth on a CPU that other programs use, too?",

@@ -104,6 +104,7 @@ def rounds(
     target: TableModel = _TARGET,
     num_tokens: int = LENGTHS[-1],
     shares_cores: bool = False,
+    takes_turns: bool = False,
 ) -> list[Round]:
     """The rounds of a completion on a curve; `auto` that knows nothing, unless told otherwise.
     ``noise`` of the draft model; None: there is none."""
@@ -120,6 +121,7 @@ def rounds(
         costs=costs or Costs(),
         clock=clock,
         shares_cores=shares_cores,
+        takes_turns=takes_turns,
     )
     scheduler = Scheduler(bed, request.costs, clock=clock)
     scheduler.submit(

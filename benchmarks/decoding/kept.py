@@ -85,7 +85,8 @@ class KeptRows(DraftModel):
         wanted = [keys[row] for row in query.rows]
         if any(key not in self._kept for key in wanted):
             for key, row in zip(wanted, self._model.rows(query), strict=True):
-                self._kept[key] = _kept(row[: self._num_vocab])
+                if key not in self._kept:  # what is known stays as it is
+                    self._kept[key] = _kept(row[: self._num_vocab])
         return [self._whole(self._kept[key]) for key in wanted]
 
     def _keys_of(self, query: RowQuery) -> list[bytes]:

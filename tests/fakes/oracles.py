@@ -196,7 +196,7 @@ class Rows:
             return None
         order, (tokens, confidences) = known
         acceptance = source.acceptance[order - 1]
-        confidences = confidences or constants.BY_RANK[: len(tokens)]
+        confidences = confidences or constants.EXPECTED_BY_RANK[: len(tokens)]
         if source.coupling is None or not tokens:
             return acceptance, tokens, confidences
         depth = len(state) - len(source.end)
@@ -239,7 +239,7 @@ def likely_of_texts(
     that whatever the noise is."""
     found = []
     for likelihood, own in zip(likelihoods, _noise(coupling, tokens, depth), strict=True):
-        likely = math.exp(constants.SPREAD * math.log(max(likelihood, LEAST)))
+        likely = math.exp(constants.NOISE_POWER * math.log(max(likelihood, LEAST)))
         found.append(likelihood / likely * math.exp(-(1.0 - likely) / likely * math.exp(-own)))
     return found
 
@@ -272,7 +272,7 @@ def _proposed(
     selection: Selection, given: Sequence[Any], states: list[Any], value: float
 ) -> dict[int, Proposed]:
     """What sources propose at a node of this value, each token once."""
-    share = constants.LONE_SHARE * selection.least / value
+    share = constants.LONE_SOURCE_SHARE * selection.least / value
     found: dict[int, Proposed] = {}
     asked = set()
     for number, (source, state) in enumerate(zip(given, states, strict=True)):
@@ -304,7 +304,7 @@ def _inputs(one: Proposed) -> Iterator[tuple[int, float]]:
 
 
 def _logit(likelihood: float) -> float:
-    p = min(max(likelihood, constants.LEAST_OF_LOGIT), 1.0 - constants.LEAST_OF_LOGIT)
+    p = min(max(likelihood, constants.MIN_LIKELIHOOD), 1.0 - constants.MIN_LIKELIHOOD)
     return math.log(p / (1.0 - p))
 
 
@@ -312,7 +312,7 @@ def mixed(mixer: Mixer, one: Proposed) -> float:
     """How likely it is the target's token."""
     if isinstance(mixer, JointMixer):
         return one.joint
-    total, most = 0.0, constants.MOST_LOGIT
+    total, most = 0.0, constants.MAX_LOGIT
     for i, own in _inputs(one):
         total += mixer.weights[i] * own
     return 1.0 / (1.0 + math.exp(-max(-most, min(most, total))))
@@ -322,7 +322,7 @@ def learn_to_mix(mixer: Mixer, one: Proposed, *, is_right: bool) -> None:
     error = is_right - mixed(mixer, one)
     for i, own in _inputs(one):
         gradient = error * own
-        squares = min(constants.MOST_SQUARES, mixer.squares[i] + gradient * gradient)
+        squares = min(constants.MAX_SQUARES, mixer.squares[i] + gradient * gradient)
         mixer.squares[i] = squares
         mixer.weights[i] += constants.MIXING_RATE * gradient / math.sqrt(1.0 + squares)
 
@@ -390,7 +390,7 @@ def grow(
     depth: int,
     *,
     has_branches: bool = True,
-    least: float = constants.LEAST_VALUE,
+    least: float = constants.MIN_VALUE,
 ) -> None:
     """`duodec.planning.compiled.grow`, of whatever sources."""
     selection.depth, selection.least = depth if num_tokens else 0, least

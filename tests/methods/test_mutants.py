@@ -337,7 +337,7 @@ MUTANTS = [
     # --- the tree that never stops growing
     Mutant(
         "the mirror stays where it was",
-        DraftSelector.finish_forward,
+        DraftSelector.follow_verdict,
         (("P0._cursor = A.follow(B)", "P0._cursor = A"),),
         (trees_are_fresh,),
     ),

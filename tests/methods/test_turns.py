@@ -259,7 +259,7 @@ def test_a_turn_has_so_many_steps() -> None:
 def test_a_long_text_is_read_when_decoding_has_taken_as_long_as_that_may_save() -> None:
     """The drafter is asked nothing before: its reading would stop the target."""
     prompt = PROMPT * 800
-    read_s = Costs().read_s(len(prompt)) / constants.SAVED
+    read_s = Costs().read_s(len(prompt)) / constants.EXPECTED_SAVING
     made = run(Stream(), num_soon=10**9, prompt=prompt)
     waited_s = made.target.drafter.first_s - FakeClock().now
     assert read_s <= waited_s <= read_s + 5 * PASS_S

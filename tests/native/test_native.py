@@ -91,9 +91,7 @@ def mixer(dice: random.Random) -> Mixer:
     made = Mixer()
     for i in range(len(made.weights)):
         made.weights[i] += dice.choice([0.0, dice.gauss(0.0, 1.0)])
-        made.squares[i] = dice.choice(
-            [0.0, 50 * dice.random(), constants.MOST_SQUARES]
-        )  # full, too
+        made.squares[i] = dice.choice([0.0, 50 * dice.random(), constants.MAX_SQUARES])  # full, too
     return made
 
 

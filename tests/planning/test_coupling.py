@@ -63,7 +63,7 @@ def test_deeper_tokens_have_the_noise_of_their_own_position() -> None:
 def test_what_followed_is_likelier_where_its_noise_is_high(likely: float, same: float) -> None:
     """As often as it is expected: in all, and where it is expected to be likely or unlikely. A text
     goes on in the same way, where the token is as likely as ``same``, or otherwise altogether."""
-    assert same == pytest.approx(likely**constants.SPREAD, abs=0.01)
+    assert same == pytest.approx(likely**constants.NOISE_POWER, abs=0.01)
     dice = np.random.default_rng(0)
     row = np.log(np.array([same, *[(1 - same) / 7] * 7], dtype=np.float32))
     expected, right = [], []

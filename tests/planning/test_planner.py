@@ -74,7 +74,7 @@ def test_a_step_is_not_waited_for_where_its_candidates_cost_more_than_they_bring
         known = Acceptance()
         for number in range(300):
             known.label([0.2] * 4, [number % 5 > 0 and i == rank for i in range(4)])
-        planner = Planner(costs, known, patience=1.0, busy=0.0)
+        planner = Planner(costs, known, patience=1.0, takes_turns=True)
         planner.observe(1, 1.0)
         nothing = Selection((), Mixer())
         return planner.promised_by_waiting(TreeCursor(), nothing) > 0.0

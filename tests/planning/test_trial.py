@@ -32,9 +32,9 @@ def test_each_failure_in_a_row_makes_the_next_rest_longer_up_to_a_bound() -> Non
 def test_it_is_judged_anew_after_a_rest() -> None:
     trial = Trial()
     trial.observe(3, 1.0)
-    trial.charged_s = 2.0
+    trial.lost_s = 2.0
     trial.fails(100)
-    assert (trial.rest, trial.num_tried, trial.charged_s, trial.rate.value) == (100, 0, 0.0, 0.0)
+    assert (trial.rest, trial.num_tried, trial.lost_s, trial.rate.value) == (100, 0, 0.0, 0.0)
     trial.observe(1, 0.5)
     assert (trial.num_tried, trial.rate.value) == (1, 2.0)
 

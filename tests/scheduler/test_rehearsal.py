@@ -160,7 +160,7 @@ def test_rows_that_are_kept_for_later_take_less_of_the_time_between_two_passes(
 ) -> None:
     budgets: list[float] = []
     wanted: list[float] = []
-    lessons, finish_forward = TextSources.lessons, DraftSelector.finish_forward
+    lessons, follow_verdict = TextSources.lessons, DraftSelector.follow_verdict
 
     def spy_on_lessons(*args: Any, budget_s: float, **options: Any) -> Lessons:
         budgets.append(budget_s)
@@ -170,10 +170,10 @@ def test_rows_that_are_kept_for_later_take_less_of_the_time_between_two_passes(
         forward = args[4]
         if forward is not None:
             wanted.append(share * forward.duration_s)
-        finish_forward(*args)
+        follow_verdict(*args)
 
     monkeypatch.setattr(TextSources, "lessons", spy_on_lessons)
-    monkeypatch.setattr(DraftSelector, "finish_forward", spy_on_forwards)
+    monkeypatch.setattr(DraftSelector, "follow_verdict", spy_on_forwards)
     decoded("auto", Elsewhere(keeps_candidates=keeps), NoDrafter(), SamplingParams(), Costs())
     assert len(budgets) > 3
     assert budgets == wanted

@@ -36,9 +36,9 @@ class Tree:
 
     num_leaves: int = 0  # leaves expanded in one forward pass; 0: as many as pay
     num_candidates: int = constants.CANDIDATES_OF_LEAF  # candidates of each leaf
-    least_confidence: float = constants.LEAST_CONFIDENCE
+    least_confidence: float = constants.MIN_CONFIDENCE
     max_expanded: int = constants.MAX_EXPANDED  # each may be a leaf, and leaves cost sequence ids
-    depth: int = constants.MAX_TREE_DEPTH
+    depth: int = constants.MAX_MATCH
     seed: Seed = ()
     """What other sources, such as the target's heads, propose under the text. It is computed at
     once, whatever the model itself holds likely, and the tree grows from it."""
@@ -82,7 +82,7 @@ class _Steps:
         self._num_steps = Counter(dict.fromkeys(self._lengths, 0))
         self._gains = deque[float](maxlen=constants.WINDOW)
         self._overlaps = deque[float](
-            [constants.FIRST_TRUST] * constants.FEW_CHAINS, maxlen=constants.NUM_GUESSES
+            [constants.FIRST_TRUST] * constants.FIRST_CHAINS, maxlen=constants.WINDOW
         )
 
     @property
@@ -114,19 +114,21 @@ class _Steps:
         best, best_rate, first_s = (1, 1), 0.0, 1.0
         rare = min(self._lengths, key=self._num_steps.__getitem__)
         is_due = self._num_steps[rare] < max(
-            constants.FEW_CHAINS, self._num_steps.total() / constants.CHAIN_EVERY
+            constants.FIRST_CHAINS, self._num_steps.total() / constants.CHAIN_EVERY
         )
         for length in (rare,) if is_due else self._lengths:
             gain = 1.0
             if length > 1:
-                first_s *= constants.TWICE_THE_LEAVES ** log2(length)
+                first_s *= constants.COST_OF_TWICE_THE_LEAVES ** log2(length)
                 gain = fmean(self._gains) if self._gains else float(length)
             expected_s = first_s
             for k in constants.LEAVES:
                 if k > max(1, len(values)):
                     break
                 known = self._seconds[k, length]
-                expected_s = median(known) if known else expected_s * constants.TWICE_THE_LEAVES
+                expected_s = (
+                    median(known) if known else expected_s * constants.COST_OF_TWICE_THE_LEAVES
+                )
                 first_s = expected_s if k == 1 else first_s
                 rate = gain * sum(values[:k]) / max(TICK_S, expected_s)
                 if rate > best_rate:
@@ -185,7 +187,7 @@ class _Growth:
         """Let nodes be expanded if they are worth it."""
         for node in nodes:
             value = self._values[node]
-            if value < constants.LEAST_VALUE or self._depths[node] >= self._plan.depth:
+            if value < constants.MIN_VALUE or self._depths[node] >= self._plan.depth:
                 continue
             if not self._is_chain or node == self.tree.children(self.tree.parents[node])[0]:
                 heapq.heappush(self._edge, (-value, node))
@@ -256,7 +258,7 @@ class _Growth:
             open_ = new.pop(leaf)
             of_leaves += sum(self._values[node] for node in open_)
             for row in chain:
-                if not open_ or self._values[open_[0]] < constants.LEAST_VALUE:
+                if not open_ or self._values[open_[0]] < constants.MIN_VALUE:
                     break
                 node, *others = open_
                 self._open(others)
@@ -265,7 +267,7 @@ class _Growth:
             self._open(open_)
         for nodes in new.values():
             self._open(nodes)
-        return 1.0 + of_chains / max(of_leaves, constants.LEAST_VALUE)
+        return 1.0 + of_chains / max(of_leaves, constants.MIN_VALUE)
 
     def add_seed(self, model: DraftModel, request: DraftRequest, seed: Seed) -> bool:
         """Compute a chain under the text in one forward pass, so that the tree has what the model

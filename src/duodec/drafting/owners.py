@@ -45,7 +45,7 @@ class ByOwner(Generic[_T]):
         while len(self._stores) > 1:
             shares: Counter[str] = Counter()
             for owner, store in self._stores.items():
-                shares[_holder(owner)] += max(constants.LEAST_STORE, self._size(store))
+                shares[_holder(owner)] += max(constants.MIN_STORE, self._size(store))
             if shares.total() <= self._most:
                 return
             ((largest, _),) = shares.most_common(1)

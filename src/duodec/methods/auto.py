@@ -36,13 +36,13 @@ class Auto(Stream):
             allowance = constants.ALLOWANCE_IN_TURNS if in_turns else constants.ALLOWANCE
             self.governors[key] = Governor(
                 allowed,
-                first_probe=constants.LOOK_AGAIN,
-                trial=constants.TRIAL,
+                first_probe=constants.LOOK_AGAIN_AFTER,
+                trial=constants.TRIAL_ROUNDS,
                 probes=probes,
-                hopeless=constants.HOPELESS_IN_TURNS if in_turns else constants.HOPELESS,
+                hopeless=constants.HOPELESS_BELOW,
                 margin=constants.MARGIN,
-                pause_per_lost=constants.REST_PER_LOST_ROUND,
-                first_rests={Sources.ALL: constants.FIRST_REST} if in_turns else {},
+                pause_per_lost=constants.TRIAL_ROUNDS,
+                first_rests={Sources.ALL: constants.REST_BEFORE_TRIAL} if in_turns else {},
                 allowance=allowance,
             )
         return self.governors[key]

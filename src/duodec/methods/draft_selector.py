@@ -65,7 +65,7 @@ NO_OFFER = Offer()
 
 class DraftSelector:
     """Select the drafts of one request. Call `best` and `launch` before a forward pass,
-    `finish_forward` after it."""
+    `receive_drafts` and `follow_verdict` after it."""
 
     def __init__(self, request: Request, planner: Planner, plan: Tree, texts: TextSources) -> None:
         self._request, self._planner, self._plan, self._texts = request, planner, plan, texts
@@ -150,9 +150,9 @@ class DraftSelector:
             self._ask()
             num_known, num_new = self._cursor.num_under, self._num_unread
             reading_s, step_s = planner.reading_s(num_new), planner.step_s(self._cursor)
-            patience_s = constants.PATIENCE * (step_s + reading_s)
+            patience_s = constants.MAX_WAIT * (step_s + reading_s)
             if request.takes_turns:  # an unfinished step goes on while the target computes
-                patience_s = max(patience_s, constants.LEAST_WAIT_S)
+                patience_s = max(patience_s, constants.MIN_WAIT_S)
             begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
             waited_s = request.clock() - begin_s
@@ -167,7 +167,7 @@ class DraftSelector:
                 self._is_asked = self._cursor.num_under == num_known and not drafted.is_complete
             if self._cursor.num_under == num_known:
                 # The drafter is dead, reads, has no more to propose, or its step takes longer.
-                self._num_late_steps += waited_s > constants.IS_LATE * patience_s
+                self._num_late_steps += waited_s > constants.LATE_AFTER * patience_s
                 # In turns the first step may have read a prompt, so it is asked for once more.
                 if self._num_late_steps >= (2 if request.takes_turns else 1):
                     planner.observe_late_step(self._cursor, patience_s)
@@ -201,9 +201,9 @@ class DraftSelector:
         can_rehearse = offer.selection is not None and not with_heads
         request.rehearse = partial(self._rehearse, offer) if can_rehearse else None
 
-    def overlap_s(self) -> float:
-        """Return how long the drafter worked during the forward pass that has just ended, and
-        receive what it has drafted."""
+    def receive_drafts(self) -> float:
+        """Receive what the drafter has sent during the forward pass that has just ended, and return
+        how many seconds it worked meanwhile."""
         if not self._is_in_parallel:
             return 0.0
         drafted = self._request.peek_tree()
@@ -211,7 +211,7 @@ class DraftSelector:
         # The drafter's total is less after a restart.
         return max(0.0, drafted.busy_s - self._busy_s)
 
-    def finish_forward(
+    def follow_verdict(
         self,
         offer: Offer,
         tokens: Sequence[int],
@@ -219,9 +219,9 @@ class DraftSelector:
         forward: Forward | None,
         proposed: CandidateTree,
     ) -> None:
-        """End a forward pass that brought ``tokens``; its verdict ended at node ``end`` of the
-        draft. ``forward`` is given if there is something to learn from its scores. ``proposed`` is
-        the tree that the target's heads propose next; it may be empty."""
+        """Move on by ``tokens``, which a forward pass brought; its verdict ended at node ``end`` of
+        the draft. ``forward`` is given if there is something to learn from its scores. ``proposed``
+        is the tree that the target's heads propose next; it may be empty."""
         self._proposed = proposed
         cursor = self._cursor
         self._cursor = cursor.follow(tokens)
@@ -274,10 +274,10 @@ class DraftSelector:
         tree, judged = self._proposed, self._texts.memory.heads
         seed: list[tuple[int, float]] = []
         value = 1.0
-        for node in TreeCursor(tree).down(constants.MOST_SEED):
+        for node in TreeCursor(tree).down(len(tree)):
             likely = judged.estimate(tree.confidences[node], tree.ranks[node])
             value *= likely
-            if value < constants.LEAST_SEED:
+            if value < constants.MIN_SEED:
                 break
             seed.append((tree.tokens[node], likely))
         return tuple(seed)
@@ -292,7 +292,7 @@ class DraftSelector:
                 planner.observe_promise(offer.selection, num, len(tokens) - 1)
         planner.acceptance.learn(cursor.tree, tokens, cursor.node)
         self._num_plain = 0 if len(offer.draft) else self._num_plain + 1
-        if self._num_plain % constants.LOOK_AGAIN == 0:
+        if self._num_plain % constants.LOOK_AGAIN_AFTER == 0:
             self.can_pay = self._can_pay()
 
     def _judge_heads(self, offer: Offer, tokens: Sequence[int]) -> None:

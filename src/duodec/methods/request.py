@@ -213,7 +213,7 @@ class Request:
     def collect(self, plan: Plan) -> Generator[Need, Any, Drafted]:
         """Wait, with patience, for the requested draft; return what there is when patience runs
         out."""
-        wait_s = constants.PATIENCE * self.costs.draft_s(plan.num_tokens)
+        wait_s = constants.MAX_WAIT * self.costs.draft_s(plan.num_tokens)
         start_s = self.clock()
         drafted = yield from self.wait(wait_s)
         self.costs.observe_draft(len(drafted.draft), drafted.draft_s)

@@ -22,7 +22,7 @@ class Rest(Method):
 
     num_tokens: int = constants.DATASTORE_TOKENS
     max_span: int = constants.DATASTORE_SPAN  # tokens of the suffix
-    min_span: int = constants.DATASTORE_LEAST_SPAN
+    min_span: int = constants.DATASTORE_MIN_SPAN
     length: int = constants.DATASTORE_LENGTH  # tokens of a continuation
 
     def decode(self, request: Request) -> Loop:

@@ -62,7 +62,7 @@ class Stream(Method):
     learns = True
 
     num_tokens: int = constants.MAX_DRAFT  # in a forward pass; the planner decides how many
-    patience: float = constants.PATIENCE_FOR_STEPS
+    patience: float = constants.MIN_GAIN_OF_WAIT
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: TextMemory = field(default_factory=TextMemory)
@@ -91,7 +91,7 @@ class Stream(Method):
                     forward,
                     num_drafted=len(offer.draft),
                     num_from_model=offer.num_from_model(verdict.accepted),
-                    overlap_s=selector.overlap_s(),
+                    overlap_s=selector.receive_drafts(),
                 )
                 economy.learn(choice, offer, forward, verdict, done)
             self.memory.decoding.observe(economy.decoding_s, 1)
@@ -105,7 +105,7 @@ class Stream(Method):
         if request.takes_turns:
             # A drafter that rests while the target computes loses nothing when it is waited for,
             # and only then shows what it is worth.
-            planner.patience, planner.busy, planner.prior = 1.0, 0.0, HOPED
+            planner.patience, planner.takes_turns, planner.prior = 1.0, True, HOPED
         return planner
 
     def governor(self, request: Request) -> Governor:
@@ -188,7 +188,7 @@ class _Economy:
                 governor.plain_length = len(request.text)
             elif draft and (plain_s := inferred_plain_s(draft, forward, request, governor)):
                 governor.infer_plain(plain_s)
-        self._selector.finish_forward(
+        self._selector.follow_verdict(
             offer,
             done.tokens,
             verdict.end,
@@ -208,7 +208,7 @@ def inferred_plain_s(
         return forward.duration_s
     if not request.takes_turns or request.shares_cores:
         return None
-    if abs(len(request.text) - governor.plain_length) > constants.NEAR:
+    if abs(len(request.text) - governor.plain_length) > constants.SIMILAR_LENGTH:
         return None
     costs = request.costs
     return forward.duration_s * costs.forward_s(0) / costs.forward_s(len(draft))

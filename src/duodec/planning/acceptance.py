@@ -28,7 +28,7 @@ class Prior:
 
 
 EXPECTED = Prior(constants.EXPECTED)
-HOPED = Prior(constants.HOPED, constants.HOPED_WEIGHT)
+HOPED = Prior(constants.EXPECTED_IN_TURNS, constants.PRIOR_WEIGHT_IN_TURNS)
 """The prior of a draft model that drafts only if it is expected to pay: its labels cost
 something."""
 
@@ -86,7 +86,7 @@ class Acceptance:
         # There are about a dozen numbers, for which loops are faster than arrays.
         for confidence, rank, right in zip(confidences, ranks, is_right, strict=True):
             cell = _cell(confidence, rank)
-            if self.num_seen[cell] >= constants.MEMORY:
+            if self.num_seen[cell] >= constants.MAX_LABELS:
                 self.num_right[cell] *= 0.5
                 self.num_seen[cell] *= 0.5
             self.num_right[cell] += weight * right
@@ -104,8 +104,10 @@ class Acceptance:
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
         """Label all candidates of a draft model at a node, best first."""
-        self.observe(confidences, range(len(confidences)), is_right, constants.MODEL_LABEL)
-        if self._num_sets >= constants.MEMORY:
+        self.observe(
+            confidences, range(len(confidences)), is_right, constants.LABEL_WEIGHT_OF_MODEL
+        )
+        if self._num_sets >= constants.MAX_LABELS:
             self._right_by_rank = [right * 0.5 for right in self._right_by_rank]
             self._num_sets *= 0.5
         if any(is_right):

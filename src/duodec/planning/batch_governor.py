@@ -31,13 +31,13 @@ class BatchGovernor:
         self._cores_for_target = cores_for_target
         self._first = Governor(
             [Sources.FREE, Sources.ALL],
-            first_probe=constants.SOONEST,
+            first_probe=constants.MIN_ROUNDS,
             first_rests={}
             if cores_for_target is None
-            else dict.fromkeys(Sources, constants.FIRST_REST),
+            else dict.fromkeys(Sources, constants.REST_BEFORE_TRIAL),
             probes=(Sources.NONE, Sources.FREE),
             margin=constants.MARGIN_OF_BATCH,
-            hopeless=constants.HOPELESS_OF_BATCH,
+            hopeless=constants.HOPELESS_BELOW_OF_BATCH,
             backoff=constants.BACKOFF_OF_BATCH,
         )
         self._regimes: list[_Regime] = []  # by level, from 1
@@ -88,7 +88,9 @@ class BatchGovernor:
         them."""
         while len(self._regimes) < level(num_requests):
             fewer = self._regimes[-1].governor if self._regimes else self._first
-            trial = constants.TRIAL_OF_BATCH if len(self._regimes) < 2 else constants.SOONEST
+            trial = (
+                constants.TRIAL_PASSES_OF_BATCH if len(self._regimes) < 2 else constants.MIN_ROUNDS
+            )
             self._regimes.append(_Regime(replace(fewer.fresh(), trial=trial)))
         return self._regimes[level(num_requests) - 1]
 
@@ -99,7 +101,7 @@ class _Regime:
 
     governor: Governor
     # This rate counts the cores that are busy while no draft model works.
-    cores: Rate = field(default_factory=lambda: Rate(constants.FADE))
+    cores: Rate = field(default_factory=Rate)
 
     def most(self, cores_for_target: int | None) -> Sources:
         """Return the most sources allowed."""

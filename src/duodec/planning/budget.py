@@ -40,7 +40,7 @@ class Line:
         seen = self._seen[is_drafted]
         seen.append((num_rows, seconds))
         self._count(num_rows, seconds, 1)
-        if len(seen) > constants.WINDOW_OF_ROWS:
+        if len(seen) > constants.WINDOW:
             self._count(*seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:
@@ -145,7 +145,7 @@ class BatchBudget:
     def patience_s(self) -> float:
         """Return how long a forward pass waits for requests that are not ready yet."""
         usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
-        least_s, most_s = constants.LEAST_PATIENCE_S, constants.MOST_PATIENCE_S
+        least_s, most_s = constants.MIN_PATIENCE_S, constants.MAX_PATIENCE_S
         return min(max(constants.PATIENCE_OF_BATCH * usual_s, least_s), most_s)
 
     def forward_s(self, slot: int, num_tokens: int) -> float:
@@ -171,7 +171,7 @@ class BatchBudget:
         budget = constants.FIRST_BUDGETS[num_drafted]
         # More may have been granted while there were more requests, whose budget was larger.
         left = max(0, budget - self._given)
-        share = min(left, max(constants.LEAST_SHARE, budget // num_requests))
+        share = min(left, max(constants.MIN_FIRST_BUDGET, budget // num_requests))
         self._given += share
         return share
 

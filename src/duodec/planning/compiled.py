@@ -31,15 +31,15 @@ _CONSTANTS = array(
     "d",
     [
         constants.PRIOR_WEIGHT,
-        constants.MEMORY,
-        constants.LONE_SHARE,
+        constants.MAX_LABELS,
+        constants.LONE_SOURCE_SHARE,
         LEAST,
-        constants.SPREAD,
-        constants.LEAST_OF_LOGIT,
-        constants.MOST_LOGIT,
+        constants.NOISE_POWER,
+        constants.MIN_LIKELIHOOD,
+        constants.MAX_LOGIT,
         constants.MIXING_RATE,
-        constants.MOST_SQUARES,
-        *constants.BY_RANK,
+        constants.MAX_SQUARES,
+        *constants.EXPECTED_BY_RANK,
         *LENGTHS,
         NUM_RANKS,
         len(EDGES),
@@ -60,7 +60,7 @@ def grow(
     depth: int,
     *,
     has_branches: bool = True,
-    least: float = constants.LEAST_VALUE,
+    least: float = constants.MIN_VALUE,
 ) -> None:
     """Find the likeliest nodes: at most ``num_tokens``, at most ``depth`` deep, of value ``least``
     or more. Without branches they form a chain. The sources are the draft model's tree, the

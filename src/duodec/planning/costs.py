@@ -53,7 +53,7 @@ class _Recent:
 class Costs:
     """Keep running medians of the seconds of a target's forward pass and of a draft token."""
 
-    cliff: float = constants.CLIFF
+    cliff: float = constants.CLIFF_PER_ROW
     _forward_s: _Recent = field(default_factory=_Recent)
     _token_s: _Recent = field(default_factory=_Recent)
     _step_s: _Recent = field(default_factory=_Recent)
@@ -63,7 +63,7 @@ class Costs:
     _heads_s: _Recent = field(default_factory=_Recent)
     _head_level_s: _Recent = field(default_factory=_Recent)
     # These are forward passes without a draft.
-    _lately: _Recent = field(default_factory=lambda: _Recent(constants.LATELY))
+    _lately: _Recent = field(default_factory=lambda: _Recent(constants.RECENT_PLAIN_PASSES))
     # Times are kept by number of draft tokens, relative to forward passes without a draft: a
     # machine that warms up, or a text that grows, makes all widths faster or slower.
     _by_width: dict[int, _Recent] = field(default_factory=dict)
@@ -81,8 +81,8 @@ class Costs:
         measured."""
         return replace(
             self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[],
-            _curve=array("d"), _worst=array("d"), _leap=_Leap(),
-            _lately=_Recent(constants.LATELY), _heads_s=_Recent(), _head_level_s=_Recent(),
+            _curve=array("d"), _worst=array("d"), _leap=_Leap(), _heads_s=_Recent(),
+            _head_level_s=_Recent(), _lately=_Recent(constants.RECENT_PLAIN_PASSES),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -105,7 +105,7 @@ class Costs:
         """Add forward passes that were measured before the first completion: the draft tokens and
         the seconds of each."""
         for num_tokens, seconds in known:
-            for _ in range(constants.FEWEST):
+            for _ in range(constants.MIN_PASSES_OF_WIDTH):
                 self.observe_forward(seconds, num_tokens)
 
     def teach_rows(self, pass_s: Mapping[int, float]) -> None:
@@ -169,7 +169,7 @@ class Costs:
     @property
     def knows_plain(self) -> bool:
         """Return whether T(0) was measured. Until then nothing says whether a draft pays."""
-        return len(self._by_width.get(0, ())) >= constants.SOONEST
+        return len(self._by_width.get(0, ())) >= constants.MIN_ROUNDS
 
     def soonest_s(self, num_tokens: int) -> float:
         """Return the shortest of the latest forward passes over about ``num_tokens`` draft tokens;
@@ -221,10 +221,10 @@ class Costs:
         """Return the median of a width. One slow pass says little: while there are few, T is
         expected to grow by a step, or little faster than the rows."""
         own_s = self._plain_s * (own.median if width else 1.0)
-        if len(own) >= constants.FEWEST or not below:
+        if len(own) >= constants.MIN_PASSES_OF_WIDTH or not below:
             return own_s
         narrower, narrower_s, _ = below[-1]
-        growth = max(constants.STEP, ((1 + width) / (1 + narrower)) ** constants.STEEPEST)
+        growth = max(constants.MAX_COST_STEP, (1 + width) / (1 + narrower))
         capped: float = min(own_s, narrower_s * growth)
         return capped
 
@@ -299,7 +299,7 @@ class Costs:
     def read_s(self, num_tokens: int) -> float:
         """Return the expected seconds for which the draft model reads ``num_tokens``."""
         if not self._read_token_s:
-            return num_tokens * self.step_s() / constants.READ_IN_STEP
+            return num_tokens * self.step_s() / constants.TOKENS_READ_IN_STEP
         return num_tokens * self._read_token_s.median
 
     def observe_heads(self, seconds: float, num_levels: int) -> None:
@@ -332,7 +332,7 @@ class Costs:
     def draft_s(self, num_tokens: int) -> float:
         """Return the expected seconds of a draft of ``num_tokens``."""
         if not self._token_s:
-            return constants.LEAST_WAIT_S
+            return constants.MIN_WAIT_S
         return num_tokens * self._token_s.median
 
 
@@ -344,9 +344,9 @@ class _Leap:
         self.num_passes = 0
         # Only passes with drafts count as time: where no draft pays, none is wide enough.
         self._trial = Trial(
-            first_pause=2 * constants.LOOK_AGAIN,
+            first_pause=2 * constants.LOOK_AGAIN_AFTER,
             max_pause=2 * constants.MAX_PAUSE,
-            rest=constants.LOOK_AGAIN,
+            rest=constants.LOOK_AGAIN_AFTER,
         )
 
     @property
@@ -364,7 +364,7 @@ class _Leap:
         trial.tick()
         if not known or num_tokens <= known[-1][0]:
             return
-        if seconds <= constants.PLATEAU * known[-1][1]:
+        if seconds <= constants.PLATEAU_GROWTH * known[-1][1]:
             trial.rest = 0
             if was_due:
                 trial.pays()

@@ -41,8 +41,8 @@ class Governor:
     """
 
     allowed: Sequence[Sources]
-    trial: int = constants.LOOK_AGAIN
-    first_probe: int = constants.FIRST_PROBE
+    trial: int = constants.LOOK_AGAIN_AFTER
+    first_probe: int = constants.LOOK_AGAIN_AFTER // 2
     first_rests: Mapping[Sources, int] = field(default_factory=dict)
     probes: Sequence[Sources] = (Sources.NONE,)
     margin: float = 1.0
@@ -55,15 +55,14 @@ class Governor:
     _trials: dict[Sources, Trial] = field(default_factory=dict)
     _since_probe: float = 0.0
     # This rate counts rounds of plain decoding.
-    _plain: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_TRIALS))
+    _plain: Rate = field(default_factory=Rate)
     _num_probes: int = 0
     _since_inferred: float = math.inf  # rounds of drafting since plain decoding was inferred
 
     def __post_init__(self) -> None:
         self._least = self.allowance  # the allowance grows back to this
         self._trials = self._trials or {
-            s: Trial(constants.FADE_OF_TRIALS, self.backoff, rest=self._first_rest(s))
-            for s in Sources
+            s: Trial(backoff=self.backoff, rest=self._first_rest(s)) for s in Sources
         }
 
     def fresh(self) -> Governor:
@@ -71,7 +70,7 @@ class Governor:
         trials = {s: t.fresh(max(t.rest, self._first_rest(s))) for s, t in self._trials.items()}
         return replace(
             self, _trials=trials, _since_probe=0.0, _num_probes=0,
-            _plain=Rate(constants.FADE_OF_TRIALS), _since_inferred=math.inf,
+            _plain=Rate(), _since_inferred=math.inf,
         )  # fmt: skip
 
     def _first_rest(self, sources: Sources) -> int:
@@ -79,7 +78,7 @@ class Governor:
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         """Return the sources for the next round, at most ``most``."""
-        best = self._best(most) if self.allowance > constants.RUINED else Sources.NONE
+        best = self._best(most) if self.allowance > constants.MIN_ALLOWANCE else Sources.NONE
         if best == Sources.NONE:  # plain decoding takes a short path
             return best
         inferred = Sources.NONE if self._since_inferred < constants.PROBE_EVERY else None
@@ -94,17 +93,12 @@ class Governor:
     ) -> None:
         """Record a round decoded with ``sources``, of at most ``most``."""
         is_plain = sources == Sources.NONE
-        is_below = sources < self._best(most)
-        is_probe = is_plain or (is_below and sources in self.probes)
+        is_probe = is_plain or (sources in self.probes and sources < self._best(most))
         trial = self._trials[sources]
-        trial.rate.fade = (
-            constants.FADE_OF_PROBES if is_probe and is_below else constants.FADE_OF_TRIALS
-        )
         trial.rate.observe(num_tokens, seconds)
         for each in self._trials.values():
             each.tick()
         if is_plain:
-            self._plain.fade = trial.rate.fade
             self._plain.observe(1, seconds)
             gained = 0.0
         else:
@@ -118,7 +112,9 @@ class Governor:
         self._since_probe += num_plain
         self._since_inferred += num_plain
         trial.num_tried += 1
-        if trial.num_tried >= min(constants.SOONEST, self.trial):
+        if simpler := self._simpler(sources):
+            trial.lost_s += seconds - num_tokens / simpler
+        if trial.num_tried >= min(constants.MIN_ROUNDS, self.trial):
             self._judge(sources)
 
     def cut_first_rest(self, sources: Sources, num_rounds: float) -> None:
@@ -132,13 +128,12 @@ class Governor:
         takes as long without its draft, there is nothing to probe."""
         self._since_inferred = 0.0
         for rate in (self._plain, self._trials[Sources.NONE].rate):
-            rate.fade = constants.FADE_OF_TRIALS
             rate.observe(1, seconds)
 
     def charge(self, sources: Sources, seconds: float) -> None:
         """Add a cost of a choice that belongs to no round. If the trial fails, the choice rests for
         this cost too."""
-        self._trials[sources].charged_s += seconds
+        self._trials[sources].lost_s += seconds
 
     def saved(self, sources: Sources) -> float:
         """Return the share of the time of simpler choices that this one saves, and a little at
@@ -146,8 +141,8 @@ class Governor:
         fifth, halved by each trial that failed."""
         trial, simpler = self._trials[sources], self._simpler(sources)
         if not simpler or trial.rate.num_rounds < self.trial:
-            return constants.SAVED * trial.first_pause / trial.pause
-        return max(constants.LEAST_SAVED, 1.0 - simpler / trial.rate.value)
+            return constants.EXPECTED_SAVING * trial.first_pause / trial.pause
+        return max(constants.MIN_SAVING, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """Return the best rate of simpler choices."""
@@ -158,7 +153,7 @@ class Governor:
         """Return the allowance after a round that gained ``gained`` rounds of plain decoding."""
         left = self.allowance
         if left < self._least:
-            left = min(self._least, left + constants.REGROWTH)
+            left = min(self._least, left + constants.ALLOWANCE_REGROWTH)
         return min(left + gained, max(left, constants.MAX_ALLOWANCE))
 
     def _best(self, most: Sources) -> Sources:
@@ -179,10 +174,8 @@ class Governor:
         has_paid = trial.num_tried > self.trial
         if has_paid and simpler > self._trials[Sources.NONE].rate.value:
             # Few probes measured what other drafts bring, and they may have been lucky.
-            trial.fails(min(trial.pause, constants.REST_AFTER_PAYING))
+            trial.fails(min(trial.pause, constants.LOOK_AGAIN_AFTER))
             return
-        num_lost = 0
-        if not has_paid:
-            lost_s = trial.charged_s + trial.rate.seconds - trial.rate.amount / simpler
-            num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
+        lost_s = 0.0 if has_paid else trial.lost_s
+        num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
         trial.fails(max(trial.pause, min(num_lost, constants.MAX_PAUSE)))

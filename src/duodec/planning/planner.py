@@ -25,15 +25,15 @@ class Waits:
     pay is tried again after some hundred rounds."""
 
     # This rate is brought tokens per promised token.
-    _brought: Rate = field(default_factory=lambda: Rate(constants.FADE_OF_WAITS))
+    _brought: Rate = field(default_factory=lambda: Rate(constants.SLOW_FADE))
 
     @property
     def trust(self) -> float:
         """Return the share of promised tokens that came lately; more than 1 where steps promised
         too little."""
         came, promised = self._brought.amount, self._brought.seconds
-        share = (came + constants.PRIOR_OF_WAITS) / (promised + constants.PRIOR_OF_WAITS)
-        return max(constants.LEAST_TRUST, share)
+        share = (came + constants.PRIOR_TOKENS) / (promised + constants.PRIOR_TOKENS)
+        return max(constants.MIN_VALUE, share)
 
     def observe(self, promised: float, brought: float) -> None:
         """Record a round: the tokens promised by steps that were waited for (0 if none was), and
@@ -50,22 +50,25 @@ class Planner:
     acceptance: Acceptance  # how often the draft model's candidates are right
     num_tokens: int = constants.MAX_DRAFT  # most draft tokens in a forward pass
     # A wait must yield tokens this much faster than decoding.
-    patience: float = constants.PATIENCE_FOR_STEPS
-    # The share of the step in progress that remains; 0: the drafter rests until it is asked.
-    busy: float = 0.5
+    patience: float = constants.MIN_GAIN_OF_WAIT
+    takes_turns: bool = False  # the drafter rests until it is asked
     prior: Prior = EXPECTED  # prior of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     waits: Waits = field(default_factory=Waits)
     heads_s: float = 0.0  # time that the target's own heads add to the next forward pass
-    _rate: Rate = field(default_factory=lambda: Rate(constants.FADE))
+    _rate: Rate = field(default_factory=Rate)
     # These are the rates of drafts without candidates of the draft model, and with some.
     _promises: Sequence[Rate] = field(
         default_factory=lambda: [
-            Rate(constants.FADE, constants.PRIOR_TOKENS, constants.PRIOR_TOKENS) for _ in range(2)
+            Rate(amount=constants.PRIOR_TOKENS, seconds=constants.PRIOR_TOKENS) for _ in range(2)
         ]
     )
-    _without_draft: Rate = field(default_factory=lambda: Rate(constants.SLOW_FADE, 3.0, 6.0))
+    _without_draft: Rate = field(
+        default_factory=lambda: Rate(
+            constants.SLOW_FADE, constants.PRIOR_WEIGHT / 2, constants.PRIOR_WEIGHT
+        )
+    )
 
     def select(
         self, sources: Sequence[Source], mixer: Mixer, num_tokens: int, depth: int
@@ -97,7 +100,7 @@ class Planner:
     def _least(self) -> float:
         """Return the least value of a node: finding it takes time, in which tokens come without
         it."""
-        return max(constants.LEAST_VALUE, constants.NODE_S * self._rate.value)
+        return max(constants.MIN_VALUE, constants.NODE_S * self._rate.value)
 
     @property
     def rate(self) -> float:
@@ -119,7 +122,9 @@ class Planner:
     def reading_s(self, num_tokens: int) -> float:
         """Return the expected seconds for which a draft model on the target's cores reads
         ``num_tokens`` new tokens of a text; 0 where a step includes them."""
-        return self.costs.read_s(num_tokens) if num_tokens > constants.READ_WITH_STEP else 0.0
+        return (
+            self.costs.read_s(num_tokens) if num_tokens > constants.TOKENS_READ_WITH_STEP else 0.0
+        )
 
     def repays_reading(self, num_tokens: int, decoding_s: float, saved: float) -> bool:
         """Return whether the draft model may read ``num_tokens`` by now, in a response that has
@@ -146,7 +151,9 @@ class Planner:
             # This assumes that the model's trees reach as far as the others' do.
             reach = self._reach(selection)
             further = max(
-                1.0, (sum(selection.values) + constants.NO_TREE) / (reach + constants.NO_TREE)
+                1.0,
+                (sum(selection.values) + constants.PRIOR_OF_DEPTH)
+                / (reach + constants.PRIOR_OF_DEPTH),
             )
             gained = self._gained((1.0 - reach) * further, row)
         elif self.has_branches:
@@ -181,13 +188,15 @@ class Planner:
 
     def step_s(self, cursor: TreeCursor) -> float:
         """Return the expected seconds until the drafter's next step arrives here."""
-        if not self.busy and not self.costs.knows_step:
+        costs = self.costs
+        if self.takes_turns and not costs.knows_step:
             return 0.0  # nothing is learned about a drafter that rests, so one step is tried
-        if not self.busy:  # in turns, the whole wait is measured
-            return self.costs.step_s() if cursor.is_expanded else self.costs.root_s()
-        if cursor.is_expanded:
-            return self.costs.step_s() + constants.HANDOVER_S
-        return self.busy * self.costs.step_s() + self.costs.root_s() + constants.HANDOVER_S
+        seconds = costs.step_s() if cursor.is_expanded else costs.root_s()
+        if self.takes_turns:  # the whole wait is measured
+            return seconds
+        # Half of the step in progress remains on average.
+        remains_s = 0.0 if cursor.is_expanded else costs.step_s() / 2
+        return remains_s + seconds + constants.HANDOVER_S
 
     def observe_late_step(self, cursor: TreeCursor, seconds: float) -> None:
         """Record that the drafter's next step was waited for ``seconds`` and did not arrive. Steps
@@ -270,9 +279,9 @@ def _bounds(trust: float, allowance: float, more_s: float) -> dict[str, float]:
     return {
         "trust": trust,
         "caution": _caution(allowance),
-        "lost": min(constants.MOST_LOST, max(0.0, allowance)),
-        "most_bet": constants.MOST_LOST,
-        "bet": constants.BET,
+        "lost": min(constants.MAX_LOSS, max(0.0, allowance)),
+        "most_bet": constants.MAX_LOSS,
+        "bet": constants.LOSS_PER_PROMISED_TOKEN,
         "more_s": more_s,
     }
 

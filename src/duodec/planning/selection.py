@@ -32,7 +32,7 @@ class Selection:
         self.values: Sequence[float] = []
         self.reach = 0.0  # likelihood that the next token is among the root's successors
         self.depth = 0  # greatest depth of nodes whose successors were requested
-        self.least = constants.LEAST_VALUE  # least value of a node
+        self.least = constants.MIN_VALUE  # least value of a node
         self.is_full = False  # whether it has as many nodes as requested
         self.num_labelled = 0  # tokens whose parent's successors were known
         self.num_without_draft = 0  # those of them that a source without a model proposed

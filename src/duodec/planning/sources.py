@@ -186,7 +186,7 @@ class TextMemory:
     rows: ByOwner[RecycledRows] = field(default_factory=RecycledRows.by_owner)
     by_order: tuple[Acceptance, ...] = field(
         default_factory=lambda: (
-            Acceptance.doubting(constants.AFTER_ONE),
+            Acceptance.doubting(constants.ONE_TOKEN_SHARE),
             *(Acceptance() for _ in range(1, MAX_ORDER)),
         )
     )
@@ -197,7 +197,7 @@ class TextMemory:
     drafted: dict[int, tuple[str, Tokens]] = field(default_factory=dict)
     """The last text that a draft model in turns has read, with its owner, by slot. The draft model
     has cached it unless it has died."""
-    decoding: Rate = field(default_factory=lambda: Rate(constants.FADE))
+    decoding: Rate = field(default_factory=Rate)
     """The seconds for which completions are decoded."""
 
 
@@ -261,7 +261,7 @@ class TextSources:
             windows = self._datastore.continuations(
                 text,
                 max_span=constants.DATASTORE_SPAN,
-                min_span=constants.DATASTORE_LEAST_SPAN,
+                min_span=constants.DATASTORE_MIN_SPAN,
                 length=constants.DATASTORE_LENGTH,
             )
             if len(windows):

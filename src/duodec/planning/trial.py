@@ -13,7 +13,7 @@ class Rate:
     """Divide a sum of amounts by a sum of seconds, usually tokens by the seconds that they took.
     Each observation first multiplies both sums by ``fade``."""
 
-    fade: float
+    fade: float = constants.FADE
     amount: float = 0.0
     seconds: float = 0.0
     num_rounds: int = 0
@@ -39,14 +39,14 @@ class Trial:
     ``rest`` is 0.
     """
 
-    fade: float = 1.0  # of its rate, with each observation
+    fade: float = constants.FADE  # of its rate, with each observation
     backoff: int = 2
     first_pause: int = constants.FIRST_PAUSE
     max_pause: int = constants.MAX_PAUSE
     rest: int = 0  # rounds until it may be tried
     num_failed: int = 0  # failures in a row, until the rest is the longest
     num_tried: int = 0  # rounds in which it was tried since its last failure
-    charged_s: float = 0.0  # cost of this trial that belongs to no round
+    lost_s: float = 0.0  # that simpler options would not have taken, since the trial began
     rate: Rate = field(init=False)  # measured since its last failure
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Trial:
 
     def pays(self) -> None:
         """Record that it paid: its next rest is the first one again. Its rate goes on."""
-        self.num_failed, self.charged_s = 0, 0.0
+        self.num_failed, self.lost_s = 0, 0.0
 
     def fails(self, rest: int | None = None) -> None:
         """Record that it did not pay: it rests for ``rest`` rounds (by default `pause`), its next
@@ -83,7 +83,7 @@ class Trial:
         self.rest = self.pause if rest is None else rest
         if self.pause < self.max_pause:
             self.num_failed += 1
-        self.num_tried, self.charged_s, self.rate = 0, 0.0, Rate(self.fade)
+        self.num_tried, self.lost_s, self.rate = 0, 0.0, Rate(self.fade)
 
     def fresh(self, rest: int) -> Trial:
         """Return a trial without measurements that keeps this one's backoff, and rests for ``rest``
@@ -99,7 +99,7 @@ class Supplement:
     that only they brought are more than decoding would bring in the time that they take. A governor
     cannot judge this, since a few per cent of a round vanish in noise."""
 
-    _trial: Trial = field(default_factory=lambda: Trial(constants.FADE_OF_SUPPLEMENT))
+    _trial: Trial = field(default_factory=lambda: Trial(constants.SLOW_FADE))
 
     def takes_part(self) -> bool:
         """Count a round in which the heads could take part, and return whether they do."""
@@ -111,7 +111,7 @@ class Supplement:
         brings tokens at ``rate``. From the last round of the trial on, each is judged."""
         trial = self._trial
         trial.observe(num_tokens, seconds)
-        if trial.num_tried < constants.TRIAL:
+        if trial.num_tried < constants.TRIAL_ROUNDS:
             return
         if trial.rate.amount >= rate * trial.rate.seconds:
             trial.pays()

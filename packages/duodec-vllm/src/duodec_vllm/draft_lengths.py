@@ -50,7 +50,9 @@ class BatchSize:
     _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_WHOLE))
     _whole: Trial = field(
         default_factory=lambda: Trial(
-            first_pause=constants.LOOK_AGAIN, max_pause=_MAX_PAUSE, rest=constants.LOOK_AGAIN
+            first_pause=constants.LOOK_AGAIN_AFTER,
+            max_pause=_MAX_PAUSE,
+            rest=constants.LOOK_AGAIN_AFTER,
         )
     )
 
@@ -101,7 +103,7 @@ class BatchSize:
         if not self._whole.rest:
             self._whole.fails()  # until it turns out to be faster
             return True
-        if len(self._whole_s) < constants.FEWEST:
+        if len(self._whole_s) < constants.MIN_PASSES_OF_WIDTH:
             return False
         expected = sum(sum(chain.values[: self.num_whole]) for chain in chains)
         seconds = self.costs.forward_s(width)
