@@ -132,9 +132,10 @@ def running(
 
 
 def start(service: Service, llm: LLM, target: Target | None = None) -> None:
-    """Serve a model with as many slots as the settings name."""
-    target, num_slots = target or llm.loaded.target, service.settings.num_slots
-    llm.loaded = replace(llm.loaded, target=target, num_slots=num_slots)
+    """Serve a model with as many slots as the settings name; an embedder has none."""
+    if isinstance(llm, LLM):
+        target, num_slots = target or llm.loaded.target, service.settings.num_slots
+        llm.loaded = replace(llm.loaded, target=target, num_slots=num_slots)
     service.start(llm)
 
 
