@@ -104,7 +104,7 @@ class World:
             for conversation in record(engine, prompts, SamplingParams(), max_tokens):
                 assert not conversation.error, conversation
                 turns += conversation.turns
-            return replace(self, turns=turns, num_vocab=engine.tokenizer.num_vocab)
+            return replace(self, turns=turns, num_vocab=engine.loaded.tokenizer.num_vocab)
 
     @contextmanager
     def draft_model(self) -> Iterator[DraftModel]:
@@ -112,7 +112,8 @@ class World:
         pair = resolve_pair(self.config)
         assert pair.draft is not None
         with load(pair.without_draft()) as engine:
-            parts = Parts(engine.tokenizer, engine.num_context, None, None, SamplingParams(), (0,))
+            own = engine.loaded
+            parts = Parts(own.tokenizer, own.num_context, None, None, SamplingParams(), (0,))
             yield draft_model(pair.draft.path, self.config, parts)
 
 
