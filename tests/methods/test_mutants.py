@@ -240,7 +240,10 @@ MUTANTS = [
         "stale draft: the last one is judged again",
         loops.serial,
         (
-            ("A, B = Draft(), False", "A, B = A if P0.num_rounds > 1 else Draft(), False"),
+            (
+                "A, B = NO_DRAFT, False",
+                "A, B = A if P0.num_rounds > 1 else NO_DRAFT, False",
+            ),
             ("P0.num_rounds and C", "P0.num_rounds == 1 and C"),
         ),
         (REJECTION_DISTRIBUTION, identity("sps")),
@@ -320,12 +323,7 @@ MUTANTS = [
     Mutant(
         "an old text is scored",
         Request.query,
-        (
-            (
-                "Query(A, P0.text, B, C, D, E)",
-                "Query(A, P0.text[: -P0.num_rounds or None], B, C, D, E)",
-            ),
-        ),
+        (("P0.scored_text", "P0.scored_text[: -P0.num_rounds or None]"),),
         (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION, *TWO_LOOPS),
     ),
     Mutant(
