@@ -125,7 +125,7 @@ def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None
         ("llama", 30, False),
         ("llama", 334, True),
         pytest.param("gemma2", 334, False, marks=pytest.mark.soak),
-        ("gemma3_text", 90, False),
+        pytest.param("gemma3_text", 90, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_row_has_the_bits_of_plain_decoding(
@@ -306,7 +306,7 @@ def _draw_by(monkeypatch: pytest.MonkeyPatch, way: Drawers) -> None:
     monkeypatch.setattr("duodec_torch.target.drawers", lambda *_: way)
 
 
-@pytest.mark.parametrize("num_slots", [1, 2])
+@pytest.mark.parametrize("num_slots", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_a_target_draws_in_its_forward_passes_is_numpys(
     monkeypatch: pytest.MonkeyPatch, num_slots: int
 ) -> None:

@@ -21,7 +21,7 @@ from duodec_lab.distill.prompts.magpie import Written, around_a_message, write_p
 class Writer:
     """A target whose messages are numbers; every third one has no end."""
 
-    num_slots: int = 2
+    loaded: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(num_slots=2))
     prompts: list[list[int]] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
 
