@@ -37,7 +37,7 @@ _ALL = (
                "exactness.identity", "exactness.md"),
     Experiment("kernels", "How fast are forward passes on a CPU, with our kernels and llama.cpp's?",
                "kernels.kernels", "measurements.md"),
-    Experiment("operations", "Where does the time of a forward pass on a CPU go?",
+    Experiment("operations", "How long do the operations of a forward pass on a CPU take?",
                "kernels.operations", "kernels.md"),
     Experiment("cpu", "How fast is decoding on a CPU, compared with other programs?",
                "cpu.cpu", "cpu.md"),

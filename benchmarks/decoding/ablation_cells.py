@@ -135,7 +135,7 @@ class _Silent(Target):
     """Nothing is ever asked of it: rows off the texts are `_Unknown`."""
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        raise NotImplementedError
+        raise AssertionError("a row off the texts was computed")
 
 
 class _Unknown(dict[RowKey, Candidates]):

@@ -1,4 +1,4 @@
-"""Say where the time of a forward pass goes: milliseconds by operation and tensor.
+"""Measure the operations of a forward pass: milliseconds by operation and tensor.
 
     python -m benchmarks operations hybrid --widths 1,2,4,8
     python -m benchmarks operations smollm2

@@ -22,7 +22,7 @@ WINDOW = 32
 LOUD = 40  # the first tokens are said most, so that a draft of any kind is right at times
 
 SCAN = ("convolution", "state scan")
-CONVOLUTION = ("convolution",)
+DELTA_RULE = ("convolution", "delta rule")
 
 Tensors = Mapping[str, tuple[int, ...]]
 """Shapes by name, of a layer's or the whole model's; a name without a suffix is a weight's."""
@@ -261,15 +261,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "Mamba 2": Family("mamba2", lambda i: mamba2(), MAMBA, drafts="chains", left=SCAN),
     "Qwen 3.5": Family(
-        "qwen35", qwen35, {**DELTA, **SECTIONS}, drafts="chains", left=CONVOLUTION, head=64
+        "qwen35", qwen35, {**DELTA, **SECTIONS}, drafts="chains", left=DELTA_RULE, head=64
     ),
     "Qwen 3.5 MoE": Family(
         "qwen35moe", lambda i: qwen35(i, "moe"), {**DELTA, **SECTIONS, **SHARED_FIELDS},
-        drafts="chains", left=CONVOLUTION, head=64,
+        drafts="chains", left=DELTA_RULE, head=64,
     ),
     "Qwen 3 Next": Family(
         "qwen3next", lambda i: qwen35(i, "next"), {**DELTA, **SHARED_FIELDS},
-        drafts="chains", left=CONVOLUTION, head=64,
+        drafts="chains", left=DELTA_RULE, head=64,
     ),
     "Granite 4": Family(
         "granitehybrid", lambda i: (attention() if i % 2 else mamba2()) | dense(),

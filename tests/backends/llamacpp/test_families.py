@@ -36,7 +36,7 @@ BRANCHED = ("lookahead", "recycling", "sps-rejection")
 TOGETHER = ("auto", "duo", "stream")
 
 
-# a plain one, compressed caches, sinks and windows, and a recurrent state beside attention
+# a plain one, compressed caches, sinks and windows, and a hybrid
 QUICK = ("Llama", "DeepSeek 2", "gpt-oss", "Qwen 3.5")
 
 

@@ -1,4 +1,4 @@
-// Our kernels in llama.cpp's CPU backend: one more of its extra buffer types, whose weights are packed, attention, and the delta rule.
+// Our kernels in llama.cpp's CPU backend: one more of its extra buffer types, whose weights are packed, and attention.
 //
 // A tensor that only ever is multiplied lies in this buffer type, packed when it is read from the file. It registers itself
 // when the library is loaded, in the place of the others: theirs give a row other bits at other widths. The environment variable
@@ -19,7 +19,6 @@
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "attention.h"
-#include "delta.h"
 #include "memory.h"
 #include "small_weights.h"
 #include "traits.h"
@@ -310,49 +309,6 @@ class AttentionTraits : public ggml::cpu::tensor_traits {
 
 AttentionTraits attention_traits;
 
-// --- the delta rule
-
-// With one decay a head and token; other ones stay with llama.cpp.
-bool is_delta_rule(const ggml_tensor * op) {
-    if (op->op != GGML_OP_GATED_DELTA_NET) return false;
-    for (int i = 0; i < 6; i++)
-        if (op->src[i]->type != GGML_TYPE_F32 || op->src[i]->nb[0] != sizeof(float)) return false;
-    const ggml_tensor * values = op->src[2], * decays = op->src[3], * state = op->src[5];
-    return values->ne[0] % duodec::Lanes::ROWS == 0 && decays->ne[0] == 1 && ggml_is_contiguous(state);
-}
-
-duodec::RowsByHead rows_by_head(const ggml_tensor * t) {
-    return {(const char *)t->data, (int64_t)t->nb[2], (int64_t)t->nb[1], (int64_t)t->nb[3], t->ne[1], t->ne[3]};
-}
-
-duodec::DeltaRule delta_rule_of(const ggml_tensor * op) {
-    const ggml_tensor * values = op->src[2];
-    duodec::DeltaRule d = {values->ne[2], values->ne[3], values->ne[1], values->ne[0]};
-    d.queries = rows_by_head(op->src[0]), d.keys = rows_by_head(op->src[1]), d.values = rows_by_head(values);
-    d.decays = rows_by_head(op->src[3]), d.rates = rows_by_head(op->src[4]);
-    d.states = (const float *)op->src[5]->data, d.state_stream = op->src[5]->nb[3] / sizeof(float);
-    d.out = (float *)op->data, d.kept = d.out + d.num_streams * d.num_tokens * d.num_heads * d.size;
-    d.num_kept = ggml_get_op_params_i32(op, 0);
-    return d;
-}
-
-class DeltaTraits : public ggml::cpu::tensor_traits {
-    static int64_t thread_bytes(const ggml_tensor * op) { return (delta_rule_of(op).num_bytes() + duodec::LINE - 1) / duodec::LINE * duodec::LINE; }
-
-    bool work_size(int num_threads, const ggml_tensor * op, size_t & size) override {
-        size = num_threads * thread_bytes(op) + duodec::LINE;
-        return true;
-    }
-
-    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        char * work = (char *)(((uintptr_t)params->wdata + duodec::LINE - 1) / duodec::LINE * duodec::LINE) + params->ith * thread_bytes(op);
-        duodec::compute_delta_rule(delta_rule_of(op), params->ith, params->nth, work);
-        return true;
-    }
-};
-
-DeltaTraits delta_traits;
-
 // --- the buffer
 
 std::map<ggml_backend_buffer_t, std::unique_ptr<Traits>> heads;  // one a draft that is loaded
@@ -474,7 +430,6 @@ class Extra : public ggml::cpu::extra_buffer_type {
     }
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         if (is_attention(op)) return &attention_traits;
-        if (is_delta_rule(op)) return &delta_traits;
         if (!is_ours(op)) return nullptr;
         GGML_ASSERT(is_packed_as_seen(op->src[0]));  // nobody else can read it
         return (ggml::cpu::tensor_traits *)op->src[0]->extra;
