@@ -64,7 +64,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the completion.")] = 2
         assert isinstance(plain, Finished)
         text = np.array([*prompt, *plain.tokens], dtype=np.int32)
         target = ReplayTarget(text, LatencyCurve(CostCurve.flat(_FORWARD_S)))
-        replayed = LLM.of(replace(engine.loaded, target=target, cores=CoreSharing()))
+        replayed = LLM(replace(engine.loaded, target=target, cores=CoreSharing()))
         quarters = _quarters(replayed, prompt, sampling, num_tokens)
         for quarter in quarters:
             print(quarter, flush=True)

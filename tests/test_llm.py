@@ -442,7 +442,7 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
 def test_a_callers_time_is_not_the_targets() -> None:
     """A paced target is done long before the caller looks for the result."""
     target = PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001))
-    model = LLM.of(replace(llm().loaded, target=target))
+    model = LLM(replace(llm().loaded, target=target))
     for event in (events := model.stream(PROMPTS[0], PARAMS, method="ar")):
         if isinstance(event, Delta):
             sleep(1.5)
@@ -494,7 +494,7 @@ def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> No
         pinned.append(is_drafting)
         keep_to(every[:1] if is_drafting else every)
 
-    model = LLM.of(replace(llm().loaded, cores=CoreSharing(prepare=prepare)))
+    model = LLM(replace(llm().loaded, cores=CoreSharing(prepare=prepare)))
     try:
         for number, event in enumerate(model.stream(PROMPTS[0], PARAMS, method="stream")):
             assert available_cores() == every, event
@@ -532,7 +532,7 @@ def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
             raise KeyboardInterrupt
 
     target = Interrupted()
-    model = LLM.of(replace(llm(2).loaded, target=target))
+    model = LLM(replace(llm(2).loaded, target=target))
     first, second = (model.stream(prompt, PARAMS, method="ar") for prompt in PROMPTS[:2])
     for events in (first, second):
         next(events)

@@ -66,7 +66,8 @@ class LLM:
     ``LLM("smollm2")`` is `load`: use it as a context manager. Repeated calls reuse what the target
     and the drafter have computed for a text. Several threads may use it: they take turns, a forward
     pass each, and share forward passes if it has slots. `duodec serve` is for many clients.
-    ``llm.loaded`` has the target, its tokenizer and the drafter.
+    ``llm.loaded`` has the target, its tokenizer and the drafter; ``LLM(loaded)`` generates with
+    such a pair, which ends with it.
     """
 
     loaded: Loaded
@@ -132,11 +133,6 @@ class LLM:
             ...     llm.generate(["One", "Two"], SamplingParams(max_tokens=8))
         """
         return load(made(EngineConfig, {"target": target, "draft": draft, **options}))
-
-    @classmethod
-    def of(cls, loaded: Loaded) -> LLM:
-        """Generate with a loaded pair, which ends with this object."""
-        return cls(loaded)
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
@@ -602,4 +598,4 @@ def load(
     """Load a pair. ``taken_bytes`` of the memory that looks free are other models' weights, mapped
     from files. Raises an error if something is wrong with the models or the pair."""
     resolved = resolve_pair(pair) if isinstance(pair, EngineConfig) else pair
-    return LLM.of(load_pair(resolved, on_warning=on_warning, taken_bytes=taken_bytes))
+    return LLM(load_pair(resolved, on_warning=on_warning, taken_bytes=taken_bytes))

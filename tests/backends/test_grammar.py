@@ -426,9 +426,9 @@ def test_a_text_that_ends_before_knows_nothing_of_it(method: str) -> None:
 def test_a_vocabulary_is_read_once_for_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = engine_with(None).loaded
     loaded = replace(loaded, grammars=GrammarCompiler(loaded.tokenizer))
-    LLM.of(loaded).check(list(PROMPT), SamplingParams(grammar=Grammar("regex", "a")))
+    LLM(loaded).check(list(PROMPT), SamplingParams(grammar=Grammar("regex", "a")))
     monkeypatch.setattr(llguidance, "_read", lambda vocabulary: pytest.fail("read again"))
-    LLM.of(loaded).check(list(PROMPT), SamplingParams(grammar=SCHEMA))
+    LLM(loaded).check(list(PROMPT), SamplingParams(grammar=SCHEMA))
 
 
 def test_bad_grammars_are_refused_before_anything_is_computed() -> None:

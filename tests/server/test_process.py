@@ -55,7 +55,7 @@ def load(pair, *, on_warning, taken_bytes):
     config = pair.config
     loaded = engine_on_tables(num_context=config.context or 4000).loaded
     target = Slowed(loaded.target, 0.01)
-    return llm.LLM.of(replace(loaded, target=target, num_slots=config.num_slots))
+    return llm.LLM(replace(loaded, target=target, num_slots=config.num_slots))
 
 llm.load = load
 resolve.resolve_target, resolve.resolve_pair = resolve_target, resolve_pair

@@ -444,7 +444,7 @@ def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: L
     assert plain.stats.num_prompt_tokens > 900
     # at a pace, so that a draft pays however busy the machine is
     target = PacedTarget(engine.loaded.target, CostCurve.constant(0.05))
-    paced = LLM.of(replace(engine.loaded, target=target, costs=Costs()))
+    paced = LLM(replace(engine.loaded, target=target, costs=Costs()))
     for method in ("duo", "pearl", "sps", "stream"):
         ours = answer(paced, prompt, method, n=32)
         assert ours.tokens == plain.tokens

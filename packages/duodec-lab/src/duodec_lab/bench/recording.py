@@ -93,7 +93,7 @@ def record(
                     text = render(prompt, earlier, question)
                     tokens = engine.loaded.tokenizer.tokenize(text, is_templated=True)
                 noting = _Noting(engine.loaded.target)
-                plain = LLM.of(replace(engine.loaded, target=noting))
+                plain = LLM(replace(engine.loaded, target=noting))
                 params = replace(sampling, max_tokens=limit)
                 *_, last = plain.stream(tokens, params, method="ar")
                 assert isinstance(last, Finished)

@@ -30,7 +30,7 @@ class RealBed:
     name: str = "real"
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
-        engine = LLM.of(replace(self.engine.loaded, costs=costs))
+        engine = LLM(replace(self.engine.loaded, costs=costs))
         return answered(engine, self.sampling, method, turn, turn.max_tokens)
 
     def forget(self) -> None:
