@@ -32,7 +32,7 @@ from duodec.backends.paced import PacedTarget
 from duodec.core.draft import Draft
 from duodec.core.drafters import RowQuery
 from duodec.core.targets import Query
-from duodec.errors import ContextExceeded, ModelUnreadable
+from duodec.errors import BadOption, ContextExceeded, ModelUnreadable
 from duodec.methods import request
 from duodec.methods.registry import METHODS
 from duodec.models import resolve
@@ -621,3 +621,14 @@ def test_weights_are_never_laid_out_for_amx(monkeypatch: pytest.MonkeyPatch, has
     with pytest.raises(ModelUnreadable):
         LlamaModel(resolve("smollm2").path)
     assert asked == [not has_amx]
+
+
+def test_options_of_a_pair_reach_what_decodes() -> None:
+    path = resolve("smollm2-draft").path
+    options: Any = {"context": 128, "threads": 1, "num_slots": 2, "parse_special": True}
+    with LLM.load(path, None, grammar_s=0.001, **options) as llm:
+        assert llm.loaded.num_context == 128
+        assert llm.scheduler.num_slots == 2
+        assert len(llm.tokens_of("<|im_end|>")) == 1
+        with pytest.raises(BadOption, match="grammar"):
+            llm.check([1], SamplingParams(grammar=Grammar("regex", "(a|b){1,90000}")))
