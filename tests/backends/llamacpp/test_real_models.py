@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.decoding import WITHOUT_HEADS, ListedTexts
+from fakes.schemas import explosive
 
 from duodec import LLM, Delta, Finished, Grammar, SamplingParams
 from duodec.backends.curves import CostCurve
@@ -626,9 +627,12 @@ def test_weights_are_never_laid_out_for_amx(monkeypatch: pytest.MonkeyPatch, has
 def test_options_of_a_pair_reach_what_decodes() -> None:
     path = resolve("smollm2-draft").path
     options: Any = {"context": 128, "threads": 1, "num_slots": 2, "parse_special": True}
-    with LLM.load(path, None, grammar_s=0.001, **options) as llm:
+    limits: Any = {"grammar_s": 0.01, "grammar_bytes": 1 << 34}  # time ends it, not memory
+    with LLM.load(path, None, **limits, **options) as llm:
         assert llm.loaded.num_context == 128
         assert llm.scheduler.num_slots == 2
         assert len(llm.tokens_of("<|im_end|>")) == 1
-        with pytest.raises(BadOption, match="grammar"):
-            llm.check([1], SamplingParams(grammar=Grammar("regex", "(a|b){1,90000}")))
+        with pytest.raises(BadOption, match=r"longer than 0\.01 s"):
+            llm.check(
+                [1], SamplingParams(grammar=Grammar("json_schema", json.dumps(explosive(24))))
+            )
