@@ -63,9 +63,8 @@ PROBE_EVERY = 48
 that measure plain decoding. Smaller: the comparison is fresher, but probes cost more (1 of 48 is 2%
 of the time). By judgement."""
 REST_BEFORE_TRIAL = 16
-"""The rounds before drafts that take cores or turns from the target are first tried. Larger: a
-short completion never pays for reading its prompt twice, but a long one gains later (abaf7fbf). By
-judgement."""
+"""The rounds before drafts that take the target's cores are first tried. Larger: a short completion
+never pays for reading its prompt twice, but a long one gains later (abaf7fbf). By judgement."""
 MARGIN, MARGIN_OF_BATCH = 0.97, 1.02
 """How many times as fast as simpler choices a choice must be. Below 1 a tie goes to drafting, which
 may lose 3%; above 1 smaller gains are given up, since in a batch they cannot be told from noise. By

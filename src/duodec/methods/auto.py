@@ -34,6 +34,9 @@ class Auto(Stream):
             allowed += [Sources.ALL] * has_drafter
             in_turns = request.takes_turns
             allowance = constants.ALLOWANCE_IN_TURNS if in_turns else constants.ALLOWANCE
+            # On the target's device a step costs its own time, and the planner asks for few that
+            # do not pay. A rest would measure earlier text alone, on a text that may suit it.
+            rests = in_turns and request.shares_cores
             self.governors[key] = Governor(
                 allowed,
                 first_probe=constants.LOOK_AGAIN_AFTER,
@@ -42,7 +45,7 @@ class Auto(Stream):
                 hopeless=constants.HOPELESS_BELOW,
                 margin=constants.MARGIN,
                 pause_per_lost=constants.TRIAL_ROUNDS,
-                first_rests={Sources.ALL: constants.REST_BEFORE_TRIAL} if in_turns else {},
+                first_rests={Sources.ALL: constants.REST_BEFORE_TRIAL} if rests else {},
                 allowance=allowance,
             )
         return self.governors[key]
