@@ -24,7 +24,8 @@ early drafts are judged by a machine that was still cold (7f73374d). Smaller: on
 all widths. By judgement."""
 MIN_PASSES_OF_WIDTH = 3
 """The forward passes of one width before its own median is believed; one that was measured before
-the first text counts as this many. Larger: outliers hurt less, but a real step of the cost is
+the first text counts as this many. Each length of chains by mask tokens is first tried so often,
+too. Larger: outliers hurt less, but a real step of the cost is
 believed later. By judgement."""
 MIN_ROUNDS = 2
 """The rounds that say something: forward passes without a draft before the first draft, and rounds
@@ -47,9 +48,9 @@ cost less in long texts, but drafts may stay off for as long. Trials take a twen
 later a negligible part. By judgement."""
 LOOK_AGAIN_AFTER = 8
 """The rounds after which a verdict that few measurements back is looked at again: that no draft can
-pay, that no wider forward pass does, that a choice which had paid is slower than another one that
-drafts. Smaller: a change is noticed sooner, at the cost of looking. A rest of 32 rounds in the last
-case has a 4090 decode mathematics at 1.37 times plain decoding's speed, 8 at 1.72 (9eedaa15)."""
+pay, that a choice which had paid is slower than another one that drafts. Smaller: a change is
+noticed sooner, at the cost of looking. A rest of 32 rounds in the last case has a 4090 decode
+mathematics at 1.37 times plain decoding's speed, 8 at 1.72 (9eedaa15)."""
 TRIAL_ROUNDS = 24
 """The rounds of a trial before its verdict, of which few may have had a draft; for each round of
 plain decoding that it lost, the choice rests as many. Larger: fewer wrong verdicts, but a choice
@@ -60,7 +61,8 @@ TRIAL_PASSES_OF_BATCH = 4
 few suffice. By judgement."""
 PROBE_EVERY = 48
 """The rounds of drafting, in the time that plain decoding takes for as many, between two rounds
-that measure plain decoding. Smaller: the comparison is fresher, but probes cost more (1 of 48 is 2%
+that measure plain decoding; the draft steps between two of the worse length of chains by mask
+tokens. Smaller: the comparison is fresher, but probes cost more (1 of 48 is 2%
 of the time). By judgement."""
 REST_BEFORE_TRIAL = 16
 """The rounds before drafts that take cores or turns from the target are first tried. Larger: a
@@ -70,18 +72,17 @@ MARGIN, MARGIN_OF_BATCH = 0.97, 1.02
 """How many times as fast as simpler choices a choice must be. Below 1 a tie goes to drafting, which
 may lose 3%; above 1 smaller gains are given up, since in a batch they cannot be told from noise. By
 judgement."""
-HOPELESS_BELOW, HOPELESS_BELOW_OF_BATCH = 0.6, 0.75
+HOPELESS_BELOW = 0.7
 """A trial ends after two rounds if it is slower than this share of the best simpler rate. Larger:
-bad trials end sooner, but a slow start ends good ones, too. Each forward pass of a batch gives
-every request a token, so few choices are much slower. By judgement."""
+bad trials end sooner, but a slow start ends good ones, too. By judgement."""
 BACKOFF_OF_BATCH = 4
 """Each rest of a batch is this many times as long as the one before; a lone request's is twice as
 long. Larger: fewer failing trials, but a changed batch is noticed later. A trial that several
 requests fail together does not fail by chance. By judgement."""
-EXPECTED_SAVING, MIN_SAVING = 0.2, 0.02
-"""The share of decoding's time that a draft model is expected to save before it is tried, and at
-least later. It reads the prompt once that share of the time covers the reading. Larger: it is tried
-sooner, and more prefill is wasted. By judgement: what is never tried is never measured."""
+EXPECTED_SAVING = 0.2
+"""The share of decoding's time that a draft model is expected to save before it is tried. It reads
+the prompt once that share of the time covers the reading. Larger: it is tried sooner, and more
+prefill is wasted. By judgement: what is never tried is never measured."""
 
 # --- The allowance: what drafts may lose
 
@@ -91,10 +92,10 @@ with the first value, or with the second for a draft model in turns, which has t
 its cost. Gains raise it to the third at most. Larger first values: wider early drafts and larger
 possible losses; a larger maximum: past gains pay for a longer bad stretch. On steep curves `auto`
 loses 2 in 50 tokens at most (`python -m benchmarks grid`)."""
-MIN_ALLOWANCE, ALLOWANCE_REGROWTH = -0.2, 0.02
-"""At this balance or less only plain decoding runs, and each round gives back the second value,
-until the first balance is reached. A lower first value: more loss before drafts stop. A larger
-second one: they return sooner, and lose more on hopeless texts. By judgement; on the same grid."""
+ALLOWANCE_REGROWTH = 0.02
+"""Without a balance only plain decoding runs, and each round gives back this much, until the first
+balance is reached. Larger: drafts return sooner, and lose more on hopeless texts. By judgement; on
+the same grid."""
 CAUTION = 0.35
 """A draft must promise this much more, above plain decoding, for each forward pass that the balance
 is below 1. Larger: after losses only drafts that are nearly certain are scored. By judgement; on
@@ -122,10 +123,6 @@ MAX_COST_STEP = 1.75
 """While a width was measured less often than MIN_PASSES_OF_WIDTH times, it is believed to cost at
 most as many times as much as the next narrower one, or as many times as it has more rows. Larger:
 one slow pass can condemn a width. By judgement."""
-PLATEAU_GROWTH = 1.15
-"""A pass wider than all before it that took at most this many times as long as the widest is a
-plateau, and the next wider one may be tried at once. Larger: widths grow faster on a noisy machine,
-and overshoot real slopes. By judgement."""
 SIMILAR_LENGTH = 2048
 """The time of plain decoding is inferred from a pass with a draft only if the text differs by at
 most this many tokens: that changes a pass by a few per cent, measured on CPUs (11f065dd). Larger:
@@ -140,10 +137,9 @@ FIRST_BUDGETS, MIN_FIRST_BUDGET = (4, 12, 28), 2
 """The draft tokens of the first, second and third forward pass of a batch that has any, and the
 fewest of a request in them. A single request has the first one while no draft is measured. Larger:
 the cost of rows is learned sooner, but these passes may be slow. By judgement."""
-ROW_PRIOR, ROW_PRIOR_WEIGHT = 0.25, 8.0
-"""Until rows vary, one more is expected to cost this share of an average row; the prior counts as
-this many squared rows. Larger: a batch may never try drafts; a larger weight: measurements overrule
-it later. By judgement: what is never tried is never measured."""
+ROW_PRIOR = 0.25
+"""Until rows vary, one more is expected to cost this share of an average row. Larger: a batch may
+never try drafts. By judgement: what is never tried is never measured."""
 
 # --- Acceptance: how likely a candidate is to be right
 
@@ -151,8 +147,9 @@ NUM_BINS = 12
 """The bins of confidence in which labels are counted, finer near 0. More: finer calibration, but
 fewer labels in each. By judgement."""
 PRIOR_WEIGHT = 6.0
-"""The labels that a prior counts as. Larger: a source's own confidence is believed for longer. By
-judgement."""
+"""The labels that a prior counts as, and the squared rows that ROW_PRIOR does. Larger: a source's
+own confidence is believed for longer. With 8 for rows, batches of 2 to 8 on five curves are 1.9%
+slower."""
 LABEL_WEIGHT_OF_MODEL = 0.1
 """A label of a draft model's candidate has this weight. What softmax says is nearly how often it is
 right, and few labels say less. Measured at 368 and 695 places of Qwen2.5-Coder and of SmolLM2: the
@@ -161,19 +158,13 @@ labels, 0.376 and 0.471 with tenths (3e9c650b)."""
 MAX_LABELS = 400.0
 """At this many labels the counts of a bin are halved, so that a new one always counts a little.
 Larger: steadier; smaller: it follows the text. By judgement."""
-EXPECTED = (0.4, 0.1, 0.05, 0.05)
-"""How often a draft model's first, second, third and a later candidate are right, before anything
-is learned. Larger: the drafter is waited for more readily at first. By judgement."""
-EXPECTED_IN_TURNS, PRIOR_WEIGHT_IN_TURNS = (0.7, 0.1, 0.05, 0.05), 16.0
-"""The same for a draft model in turns, whose labels cost something, and the number of labels that
-this prior counts as. By judgement: the first label must not end its trial (d674739e)."""
+PRIOR_WEIGHT_OF_RANKS = 16.0
+"""The sets of a draft model's candidates that the prior of EXPECTED_BY_RANK counts as. Larger: the
+drafter is waited for as readily for longer, and its first label does not end its trial
+(d674739e)."""
 
 # --- Mixing what several sources say
 
-MIN_LIKELIHOOD, MAX_LOGIT = 1e-4, 12.0
-"""Bounds: a likelihood, and its difference from 1, is at least the first value before its logit is
-taken; a mixture's logit is at most the second. Looser ones let one overconfident source decide. By
-judgement."""
 MIXING_RATE, MAX_SQUARES = 0.1, 300.0
 """The rate of AdaGrad's steps, and the sum of a weight's squared gradients beyond which old ones
 fade. A larger rate learns faster and jitters; a larger sum makes later steps smaller. By
@@ -195,13 +186,10 @@ NOISE_POWER = 0.35
 # --- Sources
 
 MIN_VALUE = 1e-3
-"""The least likelihood of a node that is worth a row of the target or a forward pass of the draft
-model. Smaller: larger trees, more time to search. Above 100 tokens a second NODE_S sets the bound.
-By judgement."""
-LONE_SOURCE_SHARE = 0.5
-"""A single source may propose a node from this share of MIN_VALUE on, since mixing may raise it.
-Smaller: more candidates are merged, at more of the host's time. Labels of seven tasks and two
-models: what one source alone proposes comes true 0.6 times as often as it says (abaf7fbf)."""
+"""The least likelihood that counts: of a node that is worth a row of the target or a forward pass
+of the draft model, of a candidate that is kept, and in a logit that is mixed. Smaller: larger trees
+and messages, more time to search. Above 100 tokens a second NODE_S sets the bound. By
+judgement."""
 MAX_MATCH = 24
 """The most tokens of a match in a text, of its continuation, and of a path of the draft model.
 Larger: longer copies, longer searches. By judgement."""
@@ -219,7 +207,8 @@ ONE_TOKEN_SHARE = 0.5
 """The share of its promise that a row after a context of one token keeps. Measured on other texts
 (abaf7fbf). It must be at least 0.5, or `Acceptance.doubting` begins with negative counts."""
 EXPECTED_BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
-"""How often a row's candidates are right where it has no confidences; a first estimate. By
+"""How often candidates are right, best first: those of a row without confidences, and of a draft
+model until some were labelled. Larger: the drafter is waited for more readily at first. By
 judgement."""
 DATASTORE_TOKENS, DATASTORE_SPAN, DATASTORE_MIN_SPAN, DATASTORE_LENGTH = 64, 16, 2, 10
 """A datastore proposes this many tokens. It is searched for a suffix of at most and at least so
@@ -289,18 +278,12 @@ judgement."""
 CANDIDATES_OF_LEAF = 16
 """The candidates of each leaf. Compared with 8, 16 bring 7% at 25 ms a pass and 8% at 100
 (9495f03a, 7 prompts)."""
-MIN_CONFIDENCE = 0.003
-"""The least confidence of a candidate that is kept. Smaller: larger trees and messages. By
-judgement."""
 MAX_EXPANDED = 120
 """The most nodes that are expanded under a text. Each may be a leaf, and leaves cost sequence ids.
 By judgement."""
 COST_OF_TWICE_THE_LEAVES = 1.4
 """How many times as much twice the leaves are expected to cost, before they are measured. Larger:
 wider steps are tried later. By judgement."""
-FIRST_CHAINS, CHAIN_EVERY = 4, 16
-"""The steps for which each length of chains by mask tokens is tried at first, and then one of how
-many. A larger second value: the worse length is tried less often. By judgement."""
 FIRST_TRUST = 0.7
 """How much guesses by mask tokens are trusted before any is compared. Larger: more guesses are used
 unchecked. By judgement."""
