@@ -133,6 +133,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 32,
     pairs: Annotated[str, typer.Option(help="smollm2, qwen.")] = "smollm2",
     tables: Annotated[str, typer.Option(help="grid, long, batch; none: all.")] = "",
+    twice: Annotated[bool, typer.Option(help="Only double, whatever it says.")] = False,
     only: Annotated[str, typer.Option(help="Constants, by commas; none: all.")] = "",
     change: Annotated[str, typer.Option(help="NAME=VALUE, by spaces: these together.")] = "",
 ) -> Figures | None:
@@ -170,11 +171,12 @@ def main(
         return [name for name in names if max(moved[name], default=0.0) <= _NOTICED]
 
     own = vars(constants)
-    twice = {name: _scaled(own[name], 2.0, name) for name in names}
-    tried({name: value for name, value in twice.items() if name in _ABSENT}, _IN_ONE_RUN)
-    tried({name: value for name, value in twice.items() if name not in _ABSENT}, 1)
-    tried({name: _scaled(own[name], 0.5, name) for name in unnoticed()}, _IN_ONE_RUN)
-    tried({name: _INERT[name] for name in unnoticed() if name in _INERT}, _IN_ONE_RUN)
+    doubled = {name: _scaled(own[name], 2.0, name) for name in names}
+    tried({name: value for name, value in doubled.items() if name in _ABSENT}, _IN_ONE_RUN)
+    tried({name: value for name, value in doubled.items() if name not in _ABSENT}, 1)
+    if not twice:
+        tried({name: _scaled(own[name], 0.5, name) for name in unnoticed()}, _IN_ONE_RUN)
+        tried({name: _INERT[name] for name in unnoticed() if name in _INERT}, _IN_ONE_RUN)
     return {
         "base": {name: round(value, 4) for name, value in ablation.base.items()},
         "num_constants": len(names),
