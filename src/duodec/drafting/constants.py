@@ -2,8 +2,9 @@
 
 A constant belongs here if another value would also be correct, but slower or more wasteful.
 Settings of published methods, and formats, stand with the code that uses them. "By judgement" means
-that no measurement chose it; `python -m benchmarks ablation` says what `auto` gains or loses with
-twice or half of it. Named commits hold the figures.
+that no measurement chose it. Named commits hold the figures. "Doubled" says what `auto` gains or
+loses on average with twice the value, or for a fade twice its distance from 1
+(`python -m benchmarks ablation`, benchmarks/results/ablation.json).
 """
 
 from __future__ import annotations
