@@ -1,6 +1,6 @@
 """Print how fast `auto` is with some of its constants changed: `ablation` runs it.
 
-    python -m benchmarks.decoding.ablated WORLD.pickle ... -- NAME=VALUE ...
+    python -m benchmarks.decoding.ablated WORLD.pickle ... TABLES ... -- NAME=VALUE ...
 
 Constants are changed before anything of the engine is imported: many of them are read while it is.
 """
@@ -44,7 +44,9 @@ def main(arguments: Sequence[str]) -> None:
     given = (text.partition("=") for text in arguments[place + 1 :])
     change_constants({name: ast.literal_eval(value) for name, _, value in given})
     cells = import_module("benchmarks.decoding.ablation_cells")
-    print(json.dumps(cells.all_cells([Path(path) for path in arguments[:place]])))
+    worlds = [Path(name) for name in arguments[:place] if name.endswith(".pickle")]
+    tables = [name for name in arguments[:place] if name in cells.TABLES]
+    print(json.dumps(cells.all_cells(worlds, tables)))
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ Cells = dict[str, float]
 _NOTICED = 0.005
 _IN_ONE_RUN = 8  # constants that may do nothing, to see whether they do nothing together
 _ABSENT = {
-    "BACKOFF_OF_BATCH", "CHAIN_EVERY", "DATASTORE_LENGTH", "DATASTORE_MIN_SPAN", "DATASTORE_SPAN",
-    "DATASTORE_TOKENS", "FEW_WINDOWS", "FIRST_CHAINS", "FIRST_TRUST", "FRESH_S",
-    "HOPELESS_BELOW_OF_BATCH", "LATE_AFTER", "LEARNING_SHARE", "MAX_CONTEXTS", "MAX_PATIENCE_S",
-    "MAX_PAUSE", "MAX_PLACES", "MAX_STORED", "MIN_PATIENCE_S", "MIN_SAVING", "MIN_SEED",
+    "BACKOFF_OF_BATCH", "DATASTORE_LENGTH", "DATASTORE_MIN_SPAN", "DATASTORE_SPAN",
+    "DATASTORE_TOKENS", "FEW_WINDOWS", "FIRST_TRUST", "FRESH_S",
+    "LATE_AFTER", "LEARNING_SHARE", "MAX_CONTEXTS", "MAX_PATIENCE_S",
+    "MAX_PAUSE", "MAX_PLACES", "MAX_STORED", "MIN_PATIENCE_S", "MIN_SEED",
     "MIN_STORE", "MIN_WAIT_S", "NUM_REHEARSED", "PATIENCE_OF_BATCH", "RECENT_PLAIN_PASSES",
     "SIMILAR_LENGTH", "TOKENS_READ_IN_STEP", "TOKENS_READ_WITH_STEP", "UNKNOWN_FORWARD_S",
     "UNKNOWN_STEP_S",
@@ -64,13 +64,9 @@ _INERT: Mapping[str, Value] = {
     "CLIFF_PER_ROW": 0.0,
     "REST_BEFORE_TRIAL": 0,
     "HOPELESS_BELOW": 0.0,
-    "HOPELESS_BELOW_OF_BATCH": 0.0,
-    "MIN_CONFIDENCE": 0.0,
     "MIN_PATIENCE_S": 0.0,
-    "MIN_SAVING": 0.0,
     "MIN_SEED": 1.0,
     "MIN_WAIT_S": 0.0,
-    "LONE_SOURCE_SHARE": 1.0,
     "MARGIN": 1.0,
     "MARGIN_OF_BATCH": 1.0,
     "LABEL_WEIGHT_OF_MODEL": 1.0,
@@ -78,9 +74,7 @@ _INERT: Mapping[str, Value] = {
     "NODE_S": 0.0,
     "PRIOR_OF_DEPTH": 1e-9,
     "MIN_GAIN_OF_WAIT": 1.0,
-    "PLATEAU_GROWTH": 1.0,
     "ALLOWANCE_REGROWTH": 0.0,
-    "MIN_ALLOWANCE": -1e9,
     "NOISE_POWER": 1.0,
     "COST_OF_TWICE_THE_LEAVES": 1.0,
 }
@@ -90,8 +84,8 @@ _INERT: Mapping[str, Value] = {
 class Ablation:
     """Cells by what was changed, with those of earlier runs of the same tree."""
 
-    def __init__(self, kept: Path, worlds: Sequence[Path]) -> None:
-        self._kept, self._worlds = kept, worlds
+    def __init__(self, kept: Path, worlds: Sequence[Path], tables: Sequence[str] = ()) -> None:
+        self._kept, self._cells = kept, [*map(str, worlds), *tables]
         self.base = self._computed({})
         found = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
         self._changed: dict[str, Cells] = found["changed"] if self.base == found.get("base") else {}
@@ -109,7 +103,7 @@ class Ablation:
     def _computed(self, values: Mapping[str, Value]) -> Cells:
         try:
             cells: Cells = in_process(
-                "-m", "benchmarks.decoding.ablated", *map(str, self._worlds), "--",
+                "-m", "benchmarks.decoding.ablated", *self._cells, "--",
                 *(f"{name}={value!r}" for name, value in values.items()),
                 PYTHONDONTWRITEBYTECODE="",
             )  # fmt: skip
@@ -138,6 +132,8 @@ def main(
     skip: Annotated[int, typer.Option(help="Leave out so many: held-out prompts.")] = 3,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 32,
     pairs: Annotated[str, typer.Option(help="smollm2, qwen.")] = "smollm2",
+    tables: Annotated[str, typer.Option(help="grid, long, batch; none: all.")] = "",
+    twice: Annotated[bool, typer.Option(help="Only double, whatever it says.")] = False,
     only: Annotated[str, typer.Option(help="Constants, by commas; none: all.")] = "",
     change: Annotated[str, typer.Option(help="NAME=VALUE, by spaces: these together.")] = "",
 ) -> Figures | None:
@@ -150,7 +146,9 @@ def main(
             if not worlds[-1].exists():
                 recorded = world.recorded(data, limit, skip, max_tokens)
                 worlds[-1].write_bytes(pickle.dumps(recorded))
-    ablation = Ablation(cache / f"ablation-{pairs}.json", worlds)
+    ablation = Ablation(
+        cache / f"ablation-{pairs}.json", worlds, tables.split(",") if tables else ()
+    )
     if change:
         values = {k: json.loads(v) for k, v in (one.split("=") for one in change.split())}
         changes = ablation.changed(values)
@@ -173,11 +171,12 @@ def main(
         return [name for name in names if max(moved[name], default=0.0) <= _NOTICED]
 
     own = vars(constants)
-    twice = {name: _scaled(own[name], 2.0, name) for name in names}
-    tried({name: value for name, value in twice.items() if name in _ABSENT}, _IN_ONE_RUN)
-    tried({name: value for name, value in twice.items() if name not in _ABSENT}, 1)
-    tried({name: _scaled(own[name], 0.5, name) for name in unnoticed()}, _IN_ONE_RUN)
-    tried({name: _INERT[name] for name in unnoticed() if name in _INERT}, _IN_ONE_RUN)
+    doubled = {name: _scaled(own[name], 2.0, name) for name in names}
+    tried({name: value for name, value in doubled.items() if name in _ABSENT}, _IN_ONE_RUN)
+    tried({name: value for name, value in doubled.items() if name not in _ABSENT}, 1)
+    if not twice:
+        tried({name: _scaled(own[name], 0.5, name) for name in unnoticed()}, _IN_ONE_RUN)
+        tried({name: _INERT[name] for name in unnoticed() if name in _INERT}, _IN_ONE_RUN)
     return {
         "base": {name: round(value, 4) for name, value in ablation.base.items()},
         "num_constants": len(names),

@@ -63,12 +63,15 @@ _LENGTHS = (20, 60)
 _PART = 80  # tokens of a long text between two changes
 
 
-def all_cells(paths: Sequence[Path]) -> dict[str, float]:
-    """How many times as fast as plain decoding `auto` is, by cell; ``paths`` hold worlds."""
+def all_cells(paths: Sequence[Path], tables: Sequence[str] = ()) -> dict[str, float]:
+    """How many times as fast as plain decoding `auto` is, by cell; ``paths`` hold worlds.
+    ``tables`` are names of `TABLES`; none: all."""
     found: dict[str, float] = {}
     for path in paths:
         found |= pair_cells(path)
-    return {**found, **grid_cells(), **long_cells(), **batch_cells()}
+    for name in tables or TABLES:
+        found |= TABLES[name]()
+    return found
 
 
 # --- pairs
@@ -279,3 +282,6 @@ def _batch_s(name: str, curve: CostCurve, num_requests: int, num_tokens: int = 6
     while scheduler.step():
         pass
     return target.clock()
+
+
+TABLES = {"grid": grid_cells, "long": long_cells, "batch": batch_cells}

@@ -272,7 +272,7 @@ def _proposed(
     selection: Selection, given: Sequence[Any], states: list[Any], value: float
 ) -> dict[int, Proposed]:
     """What sources propose at a node of this value, each token once."""
-    share = constants.LONE_SOURCE_SHARE * selection.least / value
+    share = selection.least / value
     found: dict[int, Proposed] = {}
     asked = set()
     for number, (source, state) in enumerate(zip(given, states, strict=True)):
@@ -304,7 +304,7 @@ def _inputs(one: Proposed) -> Iterator[tuple[int, float]]:
 
 
 def _logit(likelihood: float) -> float:
-    p = min(max(likelihood, constants.MIN_LIKELIHOOD), 1.0 - constants.MIN_LIKELIHOOD)
+    p = min(max(likelihood, constants.MIN_VALUE), 1.0 - constants.MIN_VALUE)
     return math.log(p / (1.0 - p))
 
 
@@ -312,10 +312,10 @@ def mixed(mixer: Mixer, one: Proposed) -> float:
     """How likely it is the target's token."""
     if isinstance(mixer, JointMixer):
         return one.joint
-    total, most = 0.0, constants.MAX_LOGIT
+    total = 0.0
     for i, own in _inputs(one):
         total += mixer.weights[i] * own
-    return 1.0 / (1.0 + math.exp(-max(-most, min(most, total))))
+    return 1.0 / (1.0 + math.exp(-total))
 
 
 def learn_to_mix(mixer: Mixer, one: Proposed, *, is_right: bool) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
-from duodec.planning.acceptance import HOPED, Acceptance
+from duodec.drafting.constants import EXPECTED_IN_TURNS
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.mixing import Mixer
@@ -50,8 +51,8 @@ def test_wide_drafts_stay_where_rows_are_free() -> None:
 
 def test_covered_counts_the_rank_that_was_right() -> None:
     known = Acceptance()
-    assert known.covered() == pytest.approx([0.4, 0.5, 0.55, 0.6])
-    assert known.covered(HOPED) == pytest.approx([0.7, 0.8, 0.85, 0.9])
+    assert known.covered() == pytest.approx([0.4, 0.55, 0.63, 0.68])
+    assert known.covered(EXPECTED_IN_TURNS) == pytest.approx([0.7, 0.8, 0.85, 0.9])
     for _ in range(600):
         known.label([0.5, 0.2, 0.1, 0.05, 0.02], [False, True, False, False, False])
         known.label([0.5, 0.2, 0.1, 0.05, 0.02], [False, False, False, False, True])

@@ -36,7 +36,7 @@ class Tree:
 
     num_leaves: int = 0  # leaves expanded in one forward pass; 0: as many as pay
     num_candidates: int = constants.CANDIDATES_OF_LEAF  # candidates of each leaf
-    least_confidence: float = constants.MIN_CONFIDENCE
+    least_confidence: float = constants.MIN_VALUE
     max_expanded: int = constants.MAX_EXPANDED  # each may be a leaf, and leaves cost sequence ids
     depth: int = constants.MAX_MATCH
     seed: Seed = ()
@@ -82,7 +82,7 @@ class _Steps:
         self._num_steps = Counter(dict.fromkeys(self._lengths, 0))
         self._gains = deque[float](maxlen=constants.WINDOW)
         self._overlaps = deque[float](
-            [constants.FIRST_TRUST] * constants.FIRST_CHAINS, maxlen=constants.WINDOW
+            [constants.FIRST_TRUST] * constants.MIN_PASSES_OF_WIDTH, maxlen=constants.WINDOW
         )
 
     @property
@@ -114,7 +114,7 @@ class _Steps:
         best, best_rate, first_s = (1, 1), 0.0, 1.0
         rare = min(self._lengths, key=self._num_steps.__getitem__)
         is_due = self._num_steps[rare] < max(
-            constants.FIRST_CHAINS, self._num_steps.total() / constants.CHAIN_EVERY
+            constants.MIN_PASSES_OF_WIDTH, self._num_steps.total() / constants.PROBE_EVERY
         )
         for length in (rare,) if is_due else self._lengths:
             gain = 1.0

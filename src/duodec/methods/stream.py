@@ -23,7 +23,7 @@ from duodec.drafting.heads import Likeliest
 from duodec.methods.draft_selector import NO_OFFER, DraftSelector, Offer
 from duodec.methods.method import Method
 from duodec.methods.request import Forward, Loop, Request, Score
-from duodec.planning.acceptance import HOPED, Acceptance
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner, Waits
 from duodec.planning.sources import TextMemory, TextSources
@@ -105,7 +105,8 @@ class Stream(Method):
         if request.takes_turns:
             # A drafter that rests while the target computes loses nothing when it is waited for,
             # and only then shows what it is worth.
-            planner.patience, planner.takes_turns, planner.prior = 1.0, True, HOPED
+            planner.patience, planner.takes_turns = 1.0, True
+            planner.expected = constants.EXPECTED_IN_TURNS
         return planner
 
     def governor(self, request: Request) -> Governor:

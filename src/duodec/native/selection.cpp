@@ -22,9 +22,9 @@ enum { DRAFT, ROWS, TEXTS, OWN = TEXTS, EARLIER, STORED, HEADS, NUM_SOURCES };
 // --- what is asked; every field has 8 bytes
 
 struct Constants {
-    double prior_weight, memory, share;
+    double prior_weight, memory;
     double least, spread;  // of likelihoods under noise
-    double least_of_logit, most_logit, rate, most_squares;  // of mixing
+    double least_of_logit, rate, most_squares;  // of mixing
     double by_rank[NUM_CANDIDATES], lengths[NUM_LENGTHS];
     double num_ranks, num_edges;
     double edges[1];  // and more
@@ -210,7 +210,7 @@ class Sources {
     // Find what all sources but `left_out` propose at a node of that value: in `merged` each token
     // once.
     void ask_all(const State &state, double value, int left_out = NUM_SOURCES) {
-        const double share = r.constants->share * r.least / value;
+        const double share = r.least / value;
         merged.clear();
         for (int source = 0; source < NUM_SOURCES; ++source) {
             found[source].clear();
@@ -268,8 +268,7 @@ class Sources {
     double mixed(const Merged &one) const {
         double sum = 0.0;
         each_input(one, [&](int i, double input) { sum += r.weights[i] * input; });
-        const double most = r.constants->most_logit;
-        return 1.0 / (1.0 + std::exp(-std::max(-most, std::min(most, sum))));
+        return 1.0 / (1.0 + std::exp(-sum));
     }
 
     void learn_to_mix(const Merged &one, bool is_right) {

@@ -6,7 +6,6 @@ import heapq
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from duodec.core.candidates import CandidateTree, TreeCursor
@@ -17,20 +16,9 @@ NUM_RANKS = 4  # the ranks are first, second, third, and later
 # Every bin of confidence but the first begins at one of these. Bins are finer near 0.
 EDGES = [(i / constants.NUM_BINS) ** 2 for i in range(1, constants.NUM_BINS)]
 
-
-@dataclass(frozen=True)
-class Prior:
-    """Stand for ``weight`` labels of a node's candidates: how often the target's token is the first
-    one, the second, the third, and a later one."""
-
-    right: tuple[float, float, float, float]
-    weight: float = constants.PRIOR_WEIGHT
-
-
-EXPECTED = Prior(constants.EXPECTED)
-HOPED = Prior(constants.EXPECTED_IN_TURNS, constants.PRIOR_WEIGHT_IN_TURNS)
-"""The prior of a draft model that drafts only if it is expected to pay: its labels cost
-something."""
+Expected = tuple[float, ...]
+"""How often the target's token is the first candidate of a node, the second, ..., a later one."""
+EXPECTED: Expected = constants.EXPECTED_BY_RANK[:NUM_RANKS]
 
 
 def _cell(confidence: float, rank: int) -> int:
@@ -54,7 +42,7 @@ class Acceptance:
         # These count whole sets of candidates: the rank that was right, and the number of sets.
         self._right_by_rank = [0.0] * NUM_RANKS
         self._num_sets = 0.0
-        self._covered: dict[Prior, list[float]] = {}  # cached until more labels arrive
+        self._covered: dict[Expected, list[float]] = {}  # cached until more labels arrive
 
     @classmethod
     def doubting(cls, share: float) -> Acceptance:
@@ -92,15 +80,17 @@ class Acceptance:
             self.num_right[cell] += weight * right
             self.num_seen[cell] += weight
 
-    def covered(self, prior: Prior = EXPECTED) -> list[float]:
+    def covered(self, expected: Expected = EXPECTED) -> list[float]:
         """Return the likelihood that the target's token is the first candidate of an expanded node,
-        one of the first two, ..., any of them."""
-        if prior not in self._covered:
-            weight = self._num_sets + prior.weight
-            pairs = zip(self._right_by_rank, prior.right, strict=True)
-            shares = ((right + prior.weight * one) / weight for right, one in pairs)
-            self._covered[prior] = list(accumulate(shares))
-        return self._covered[prior]
+        one of the first two, ..., any of them. ``expected`` says how likely each of them is before
+        anything is learned."""
+        if expected not in self._covered:
+            weight = constants.PRIOR_WEIGHT_OF_RANKS
+            total = self._num_sets + weight
+            pairs = zip(self._right_by_rank, expected, strict=True)
+            shares = ((right + weight * one) / total for right, one in pairs)
+            self._covered[expected] = list(accumulate(shares))
+        return self._covered[expected]
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
         """Label all candidates of a draft model at a node, best first."""

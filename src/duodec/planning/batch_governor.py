@@ -37,7 +37,7 @@ class BatchGovernor:
             else dict.fromkeys(Sources, constants.REST_BEFORE_TRIAL),
             probes=(Sources.NONE, Sources.FREE),
             margin=constants.MARGIN_OF_BATCH,
-            hopeless=constants.HOPELESS_BELOW_OF_BATCH,
+            hopeless=constants.HOPELESS_BELOW,
             backoff=constants.BACKOFF_OF_BATCH,
         )
         self._regimes: list[_Regime] = []  # by level, from 1

@@ -51,7 +51,7 @@ class Line:
         spread = self._nn - self._n * mean_rows
         common = self._ns - self._n * mean_s
         prior_s = constants.ROW_PRIOR * mean_s / mean_rows
-        weight = constants.ROW_PRIOR_WEIGHT
+        weight = constants.PRIOR_WEIGHT
         row_s = max(0.0, (common + weight * prior_s) / (spread + weight))
         return max(mean_s + row_s * (num_rows - mean_rows), row_s)
 

@@ -32,11 +32,9 @@ _CONSTANTS = array(
     [
         constants.PRIOR_WEIGHT,
         constants.MAX_LABELS,
-        constants.LONE_SOURCE_SHARE,
         LEAST,
         constants.NOISE_POWER,
-        constants.MIN_LIKELIHOOD,
-        constants.MAX_LOGIT,
+        constants.MIN_VALUE,
         constants.MIXING_RATE,
         constants.MAX_SQUARES,
         *constants.EXPECTED_BY_RANK,

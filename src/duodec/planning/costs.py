@@ -6,13 +6,12 @@ import math
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from duodec.core.round import TICK_S, median
 from duodec.drafting import constants
 from duodec.planning.governor import Sources
-from duodec.planning.trial import Trial
 
 _Width = tuple[int, float]
 """A number of draft tokens, and the seconds of a forward pass over them."""
@@ -74,21 +73,21 @@ class Costs:
     _worst: array[float] = field(default_factory=lambda: array("d"))
     _num_curve: int = 0  # most draft tokens requested so far
     _by_size: dict[int, _Recent] = field(default_factory=dict)  # by size: 0, 1, 2 to 3, 4 to 7, ...
-    _leap: _Leap = field(default_factory=lambda: _Leap())
+    _num_passes: int = 0
 
     def of_another_target(self) -> Costs:
         """Return costs with the same draft model, for a target whose forward passes are not
         measured."""
         return replace(
             self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[],
-            _curve=array("d"), _worst=array("d"), _leap=_Leap(), _heads_s=_Recent(),
+            _curve=array("d"), _worst=array("d"), _num_passes=0, _heads_s=_Recent(),
             _head_level_s=_Recent(), _lately=_Recent(constants.RECENT_PLAIN_PASSES),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
         """Record a target's forward pass over ``num_tokens`` draft tokens, without prefill."""
         self._forward_s.observe(seconds)
-        self._leap.observe(num_tokens, seconds, self._known)
+        self._num_passes += 1
         if not num_tokens:
             if not self._lately:
                 for own in self._by_width.values():
@@ -97,7 +96,7 @@ class Costs:
         self._by_size.setdefault(num_tokens.bit_length(), _Recent()).observe(seconds)
         known = self._by_width.setdefault(num_tokens, _Recent())
         known.observe(seconds / self._plain_s)
-        known.last = self._leap.num_passes
+        known.last = self._num_passes
         self._measured.clear()
         self._curve, self._worst = array("d"), array("d")
 
@@ -133,9 +132,9 @@ class Costs:
     def forward_s(self, num_tokens: int) -> float:
         """Return T(n), the expected seconds of a forward pass over ``num_tokens`` draft tokens.
 
-        T is linear between measured widths. Beyond the widest it goes on with the slope known so
-        far. More than twice as many rows are expected to cost too much: as long as a pass costs no
-        more than its halves, a trial then costs no more than two passes of the widest.
+        T is linear between measured widths. Beyond the widest it goes on with the slope of their
+        wider half. More than twice as many rows are expected to cost too much: as long as a pass
+        costs no more than its halves, a trial then costs no more than two passes of the widest.
         """
         seconds: float = self.curve(num_tokens)[num_tokens]
         return seconds
@@ -193,7 +192,7 @@ class Costs:
         return self._measured
 
     def _pooled(self) -> list[_Width]:
-        newest = self._leap.num_passes - constants.MAX_PAUSE
+        newest = self._num_passes - constants.MAX_PAUSE
         pooled: list[tuple[int, float, float]] = []  # last width, cost and weight of each pool
         found: list[_Width] = []
         for width in sorted(self._by_width):
@@ -230,14 +229,14 @@ class Costs:
 
     @property
     def _slope_s(self) -> float:
-        """Return the seconds of one more draft token beyond the measured widths: the average so
-        far, or the slope of the wider half."""
+        """Return the seconds of one more draft token beyond the measured widths: the average in
+        their wider half."""
         known = self._known()
         if len(known) < 2:
             return 0.0
-        (first, first_s), (last, last_s) = known[0], known[-1]
+        first, (last, last_s) = known[0][0], known[-1]
         half, half_s = next((w, s) for w, s in reversed(known) if 2 * w <= last or w == first)
-        return max((last_s - first_s) / (last - first), (last_s - half_s) / (last - half))
+        return (last_s - half_s) / (last - half)
 
     def _expected(self, num_tokens: int) -> list[float]:
         """Compute the curve, up to ``num_tokens`` at least."""
@@ -251,7 +250,7 @@ class Costs:
             slope = (seconds - low_s) / (width - low)
             curve += [low_s + slope * (n - low) for n in range(low + 1, width + 1)]
             low, low_s = width, seconds
-        slope = 0.0 if self._leap.is_due else self._slope_s
+        slope = self._slope_s
         widest = max(1, 2 * last + 1)  # twice as many rows
         curve += [last_s + slope * (n - last) for n in range(last + 1, widest + 1)]
         return curve + [math.inf] * (num_tokens + 1 - len(curve))
@@ -334,41 +333,3 @@ class Costs:
         if not self._token_s:
             return constants.MIN_WAIT_S
         return num_tokens * self._token_s.median
-
-
-class _Leap:
-    """Decide when a forward pass wider than any before may be tried as if it cost no more: behind a
-    step there may be a plateau, which no slope predicts."""
-
-    def __init__(self) -> None:
-        self.num_passes = 0
-        # Only passes with drafts count as time: where no draft pays, none is wide enough.
-        self._trial = Trial(
-            first_pause=2 * constants.LOOK_AGAIN_AFTER,
-            max_pause=2 * constants.MAX_PAUSE,
-            rest=constants.LOOK_AGAIN_AFTER,
-        )
-
-    @property
-    def is_due(self) -> bool:
-        return not self._trial.rest
-
-    def observe(
-        self, num_tokens: int, seconds: float, known_before: Callable[[], Sequence[_Width]]
-    ) -> None:
-        """Record a forward pass; ``known_before`` computes the costs of widths before it."""
-        self.num_passes += 1
-        if not num_tokens:
-            return
-        trial, was_due, known = self._trial, self.is_due, known_before()
-        trial.tick()
-        if not known or num_tokens <= known[-1][0]:
-            return
-        if seconds <= constants.PLATEAU_GROWTH * known[-1][1]:
-            trial.rest = 0
-            if was_due:
-                trial.pays()
-        elif was_due:
-            trial.fails()
-        else:
-            trial.rest = trial.pause // 2

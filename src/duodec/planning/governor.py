@@ -78,7 +78,7 @@ class Governor:
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         """Return the sources for the next round, at most ``most``."""
-        best = self._best(most) if self.allowance > constants.MIN_ALLOWANCE else Sources.NONE
+        best = self._best(most) if self.allowance > 0 else Sources.NONE
         if best == Sources.NONE:  # plain decoding takes a short path
             return best
         inferred = Sources.NONE if self._since_inferred < constants.PROBE_EVERY else None
@@ -142,7 +142,7 @@ class Governor:
         trial, simpler = self._trials[sources], self._simpler(sources)
         if not simpler or trial.rate.num_rounds < self.trial:
             return constants.EXPECTED_SAVING * trial.first_pause / trial.pause
-        return max(constants.MIN_SAVING, 1.0 - simpler / trial.rate.value)
+        return max(constants.MIN_VALUE, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """Return the best rate of simpler choices."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from duodec.core.candidates import TreeCursor
 from duodec.core.round import TICK_S
 from duodec.drafting import constants
-from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
+from duodec.planning.acceptance import EXPECTED, Acceptance, Expected
 from duodec.planning.compiled import fastest_width, grow, learn, propose
 from duodec.planning.costs import Costs
 from duodec.planning.mixing import Mixer
@@ -52,7 +52,7 @@ class Planner:
     # A wait must yield tokens this much faster than decoding.
     patience: float = constants.MIN_GAIN_OF_WAIT
     takes_turns: bool = False  # the drafter rests until it is asked
-    prior: Prior = EXPECTED  # prior of the draft model's candidates
+    expected: Expected = EXPECTED  # of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     waits: Waits = field(default_factory=Waits)
@@ -180,7 +180,7 @@ class Planner:
         the first, the first two, ... candidates are scored; all of them cost as much as four, since
         unlikely ones are not scored. In a chain only the first counts."""
         value *= self.waits.trust
-        covered = self.acceptance.covered(self.prior)[: None if self.has_branches else 1]
+        covered = self.acceptance.covered(self.expected)[: None if self.has_branches else 1]
         most = -math.inf
         for num, share in enumerate(covered, 1):
             most = max(most, value * share - num * row)
