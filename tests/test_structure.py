@@ -47,6 +47,7 @@ ARROWS = {
 }
 ARROWS["duodec_torch"] = ARROWS["backends"] | {"loading", "models"}  # as a package's backend may
 OUTER = {"cli", "server", "testing"}
+READERS = {("methods/registry", "duodec.machine.plugins")}  # one reads what packages add, for all
 
 # packages beside the engine, and which of the others each may import
 SATELLITES: dict[str, set[str]] = {
@@ -183,7 +184,8 @@ def test_arrows_point_inwards() -> None:
                 continue
             other = rest.split(".")[0]
             if part in ARROWS:
-                assert other in ARROWS[part], f"{source} imports {name}"
+                is_inwards = other in ARROWS[part] or (source, name) in READERS
+                assert is_inwards, f"{source} imports {name}"
             elif part not in {*OUTER, *SATELLITES, "__main__"}:
                 assert other not in OUTER, f"{source} imports {name}"
 

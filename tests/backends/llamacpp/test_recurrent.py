@@ -105,10 +105,11 @@ def test_rows_after_many_refusals_are_those_of_a_text_that_is_read_alone(
                 texts[slot] += [*chain[: dice.integers(0, len(chain) + 1)], *tokens(1)]
 
 
-UNSNAPPED = ("Mamba 2", "Qwen 3 Next", "Granite 4", "Falcon H1")
+UNSNAPPED = ("Mamba 2", "Falcon H1", "Qwen 3 Next", "Granite 4")
+ALIKE = [pytest.param(name, marks=pytest.mark.slow) for name in UNSNAPPED[2:]]  # hybrids, too
 
 
-@pytest.fixture(scope="module", params=UNSNAPPED)
+@pytest.fixture(scope="module", params=[*UNSNAPPED[:2], *ALIKE])
 def unsnapped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaModel]:
