@@ -39,12 +39,13 @@ from duodec_torch.sampling.draws import draw
 from duodec_torch.sampling.summaries import Drawers
 from duodec_torch.sampling.summary_kernel import fused_pick, fused_summarise
 
+ALL_KINDS = ("llama", *WINDOWED)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets use the kernels on the CPU too."""
+    """Targets attend by the kernels on the CPU too."""
 
     def split_layouts(network: object, num_slots: int, num_region: int, *_: object) -> object:
         return layouts.SplitLayouts(num_slots, num_region)
@@ -83,20 +84,30 @@ def _rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     "shape",
     [(2, 2, 8), (1, 7, 64), *(rarely(one) for one in ((4, 1, 80), (2, 4, 128), (1, 4, 256)))],
 )
-def test_the_kernels_compute_what_the_oracle_does(shape: tuple[int, int, int]) -> None:
-    for num_rows, num_splits in ((5, 2), (32, 3)):
-        of = {"num_rows": num_rows, "num_splits": num_splits}
-        assert kernels.check(*shape, torch.float32, DEVICE, **of) < 2e-6
-        assert kernels.check(*shape, torch.float16, DEVICE, **of) < 2e-3
+@pytest.mark.parametrize(
+    ("num_rows", "num_splits", "dtype"),
+    [
+        (5, 2, torch.float32), (32, 3, torch.float16),
+        *(pytest.param(*one, marks=pytest.mark.slow)
+          for one in ((5, 2, torch.float16), (32, 3, torch.float32))),
+    ],
+)  # fmt: skip
+def test_the_kernels_compute_what_the_oracle_does(
+    shape: tuple[int, int, int], num_rows: int, num_splits: int, dtype: torch.dtype
+) -> None:
+    of = {"num_rows": num_rows, "num_splits": num_splits}
+    most = 2e-6 if dtype == torch.float32 else 2e-3
+    assert kernels.check(*shape, dtype, DEVICE, **of) < most
 
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 20, 300, *map(rarely, (1, 80, 100, 5000))])
 def test_the_kernels_score_as_the_oracle_does(window: int | None, cap: float | None) -> None:
-    for sinks in (None, torch.tensor([[0.5, -2.0], [3.0, 30.0]])):
-        scoring = Scoring(0.3, window, cap, sinks)
-        of = {"num_rows": 10, "num_splits": 3, "scorings": [scoring]}
-        assert kernels.check(2, 2, 8, torch.float32, DEVICE, **of) < 2e-6
+    """A row at each of the check's places, the last of which are beyond a split and a window."""
+    sinks = torch.tensor([[0.5, -2.0], [3.0, 30.0]])
+    scorings = [Scoring(0.3, window, cap, one) for one in (None, sinks)]
+    of = {"num_rows": 5, "num_splits": 2, "scorings": scorings}
+    assert kernels.check(2, 2, 8, torch.float32, DEVICE, **of) < 2e-6
 
 
 def test_results_that_are_no_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +120,17 @@ def test_the_check_stays_within_a_short_context() -> None:
     assert kernels.check(2, 2, 8, torch.float32, DEVICE, num_rows=5, num_splits=1) < 2e-6
 
 
-@pytest.mark.parametrize("kind", ["llama", *WINDOWED])
-@pytest.mark.parametrize("length", [1, 80, rarely(337), pytest.param(593, marks=pytest.mark.soak)])
+@pytest.mark.usefixtures("_on_any_device")
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [
+        *((kind, 1) for kind in ALL_KINDS),
+        *((kind, 80) for kind in ALL_KINDS if kind != "mistral"),
+        pytest.param("mistral", 80, marks=pytest.mark.slow),  # whose window is longer
+        *(pytest.param(kind, 337, marks=pytest.mark.slow) for kind in ALL_KINDS),
+        *(pytest.param(kind, 593, marks=pytest.mark.soak) for kind in ALL_KINDS),
+    ],
+)
 def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None:
     target = target_of(kind, num_context=700, widths=Widths.only(8))
     text, draft = random_text(length), random_tree(np.random.default_rng(length), 3, 4)
@@ -118,12 +138,13 @@ def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None
     assert np.abs(rows.numpy() - oracle_rows(kind, text, draft)).max() < 2e-4
 
 
-@pytest.mark.usefixtures("_rows_alone")
+@pytest.mark.usefixtures("_on_any_device", "_rows_alone")
 @pytest.mark.parametrize(
     ("kind", "length", "has_own_layers"),
     [
-        ("llama", 30, False),
-        ("llama", 334, True),
+        ("llama", 30, True),
+        ("llama", 334, False),  # around the end of a split
+        pytest.param("llama", 334, True, marks=pytest.mark.slow),
         pytest.param("gemma2", 334, False, marks=pytest.mark.soak),
         pytest.param("gemma3_text", 90, False, marks=pytest.mark.slow),
     ],
@@ -144,7 +165,7 @@ def test_a_row_has_the_bits_of_plain_decoding(
             assert torch.equal(alone[0], rows[node + 1])
 
 
-@pytest.mark.usefixtures("_rows_alone")
+@pytest.mark.usefixtures("_on_any_device", "_rows_alone")
 def test_several_slots_have_the_bits_of_one() -> None:
     target = target_of("llama", num_context=400, num_slots=2, widths=Widths.only(8))
     queries = [

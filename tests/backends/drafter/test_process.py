@@ -371,7 +371,7 @@ def test_a_model_that_vanishes_is_told_and_found_again(
 
 
 @pytest.mark.parametrize("fault", ["instant", "slow", "dying", "killed"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_timing_must_not_change_text(start: Start, fault: str, temperature: float) -> None:
     recipe = {"slow": TableModel(noise=0.3, seconds=0.003), "dying": Dying(25)}.get(fault, TABLE)
     expected = text_of("ar", session_of(None, temperature, 32))
