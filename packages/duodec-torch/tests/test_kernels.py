@@ -140,29 +140,30 @@ def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None
 
 @pytest.mark.usefixtures("_on_any_device", "_rows_alone")
 @pytest.mark.parametrize(
-    ("kind", "length", "has_own_layers"),
+    ("kind", "length", "has_own_layers", "chains"),
     [
-        ("llama", 30, True),
-        ("llama", 334, False),  # around the end of a split
-        pytest.param("llama", 334, True, marks=pytest.mark.slow),
-        pytest.param("gemma2", 334, False, marks=pytest.mark.soak),
-        pytest.param("gemma3_text", 90, False, marks=pytest.mark.slow),
+        ("llama", 30, False, [[1, 2], [4]]),
+        ("llama", 334, True, [[1, 2, 3], [4, 5]]),
+        pytest.param("gemma2", 334, False, [[1, 2, 3], [4, 5]], marks=pytest.mark.soak),
+        pytest.param("gemma3_text", 90, False, [[1, 2, 3], [4, 5]], marks=pytest.mark.slow),
     ],
 )
 def test_a_row_has_the_bits_of_plain_decoding(
-    monkeypatch: pytest.MonkeyPatch, kind: str, length: int, has_own_layers: bool
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    length: int,
+    has_own_layers: bool,
+    chains: list[list[int]],
 ) -> None:
     name = "duodec_torch.forward.network.gains_by_fusing"
     monkeypatch.setattr(name, lambda device: not has_own_layers)
-    target = target_of(kind, num_context=700, widths=Widths.only(8))
-    text, draft = random_text(length), Draft.sequences([[1, 2, 3], [4, 5]])
+    text, draft = random_text(length), Draft.sequences(chains)
+    target = target_of(kind, num_context=700, widths=Widths.only(len(draft) + 1))
     (rows,) = logits(target, query_of(text, draft, num_prompt=length))
-    for path in ((0, 1, 2), (3, 4)):
-        said = list(text)
-        for node in path:
-            said.append(draft.tokens[node])
-            (alone,) = logits(target, query_of(said, num_prompt=length))
-            assert torch.equal(alone[0], rows[node + 1])
+    for node in range(len(draft)):
+        said = [*text, *draft.path_tokens(node)]
+        (alone,) = logits(target, query_of(said, num_prompt=length))
+        assert torch.equal(alone[0], rows[node + 1])
 
 
 @pytest.mark.usefixtures("_on_any_device", "_rows_alone")
@@ -355,16 +356,16 @@ def test_draws_kernels_that_are_wrong_cost_one_warning(monkeypatch: pytest.Monke
     device: Any = OnGpu()
     for agreement in (lambda *_: False, lambda *_: 1 / 0):
         warnings: list[str] = []
-        monkeypatch.setattr(summaries, "_agree", agreement)
+        monkeypatch.setattr(summaries, "agree", agreement)
         assert summaries.drawers(device, 96, warnings.append) == Drawers()
         assert [line.startswith("Triton's draw is off") for line in warnings] == [True]
-    monkeypatch.setattr(summaries, "_agree", lambda *_: True)
+    monkeypatch.setattr(summaries, "agree", lambda *_: True)
     assert summaries.drawers(device, 96, warnings.append) == FUSED
 
 
 @pytest.mark.parametrize("num_vocab", [3, 96, 5000])
 def test_the_check_of_the_draws_kernels_can_fail(num_vocab: int) -> None:
-    assert summaries._agree(fused_summarise, DEVICE, num_vocab)
+    assert summaries.agree(fused_summarise, DEVICE, num_vocab)
 
     def other_way(logits: torch.Tensor, ways: torch.Tensor, out: torch.Tensor) -> None:
         fused_summarise(logits, ways[:, [0, 2, 1]], out)
@@ -376,12 +377,12 @@ def test_the_check_of_the_draws_kernels_can_fail(num_vocab: int) -> None:
 
         return wrong
 
-    assert not summaries._agree(other_way, DEVICE, num_vocab)
+    assert not summaries.agree(other_way, DEVICE, num_vocab)
     for column in (summaries.TOP, summaries.TOP + summaries.NUM_TOP, summaries.LARGEST):
-        assert not summaries._agree(other_column(column), DEVICE, num_vocab)
+        assert not summaries.agree(other_column(column), DEVICE, num_vocab)
 
     def deaf(logits: torch.Tensor, ways: torch.Tensor, out: torch.Tensor) -> None:
         fused_summarise(logits, ways, out)
         out[-1, summaries.LARGEST] = 0
 
-    assert not summaries._agree(deaf, DEVICE, num_vocab), "it misses what is no number"
+    assert not summaries.agree(deaf, DEVICE, num_vocab), "it misses what is no number"

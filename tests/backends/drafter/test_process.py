@@ -352,7 +352,7 @@ def test_killed_in_the_middle_of_a_draft(start: Start, name: str, warnings: list
 def test_a_model_that_vanishes_is_told_and_found_again(
     start: Start, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "_BACKOFF_S", 0.1)
+    monkeypatch.setattr(supervision, "BACKOFF_S", 0.1)
     path = tmp_path / "draft.gguf"
     path.touch()
     drafter = start(FromFile(str(path)))

@@ -177,7 +177,7 @@ def test_the_documentation_has_a_row_for_each_family() -> None:
 def test_a_target_that_takes_nothing_back_says_that_it_decodes_plainly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LlamaRecurrent, "_put_back", lambda self, slot, checkpoint: False)
+    monkeypatch.setattr(LlamaRecurrent, "put_back", lambda self, slot, checkpoint: False)
     path = write_family(tmp_path / "target.gguf", "Mamba 2")
     draft = write_family(tmp_path / "draft.gguf", "Llama")
     config = EngineConfig(target=str(path), draft=str(draft), context=256, threads=1)
