@@ -245,7 +245,7 @@ _CARDS = {
 _FEW, _EIGHT = range(1, 5), range(1, 9)
 _AGREEING = ((_FEW, _FEW, _EIGHT, _FEW), (None, _EIGHT, None, None))
 """Widths that are assumed to agree, by card."""
-_OF_CLASSES = ("curves-14-classes", "curves-pair-classes")  # result files, one for each pair
+OF_CLASSES = ("curves-14-classes", "curves-pair-classes")  # result files, one for each pair
 
 
 def classes() -> str:
@@ -268,7 +268,7 @@ def _of_widths(text: str, members: Collection[int] = ()) -> list[Column]:
     """A card's curve with passes of these widths, for each pair."""
     shape = "+".join(str(n) for n in WIDTHS if n in members)
     curve = text.format(f":{shape}" if shape else "")
-    return [Column("", result, curve) for result in _OF_CLASSES]
+    return [Column("", result, curve) for result in OF_CLASSES]
 
 
 def _each(name: str, cards: Sequence[Sequence[Column]]) -> list[object]:

@@ -27,7 +27,7 @@ from typing import Any
 from stress import wire_attacks as wire
 from stress.grammar_shapes import SHAPES
 
-_LEAVE_S = 1.0  # after which those who post leave
+LEAVE_S = 1.0  # after which those who post leave
 _ANSWER_S = 60.0  # after which those do who wait for an answer
 _NUM_LORISES = 1000
 _CONTROL = "<|im_end|>"
@@ -71,7 +71,7 @@ async def _post(host: str, port: int, body: bytes, *, path: str = "/v1/chat/comp
     try:
         head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        said = await wire.within(_LEAVE_S, reader.read(1 << 14))
+        said = await wire.within(LEAVE_S, reader.read(1 << 14))
         return _status(said)
     except asyncio.TimeoutError:
         return "left"

@@ -22,7 +22,7 @@ from duodec_lab.bench.card import environment
 
 FOUND = Path(__file__).parent / "found"
 _TICK_S = 0.005
-_LONGEST_TICK_S = 0.5  # who wakes up later was stopped, or had no processor
+LONGEST_TICK_S = 0.5  # who wakes up later was stopped, or had no processor
 
 
 def keep(kind: str, number: int | str, problem: str, recipe: Any, folder: Path = FOUND) -> Path:
@@ -91,6 +91,6 @@ def ended(child: int, limit_s: float) -> tuple[int, float] | None:
         time.sleep(_TICK_S)
         before_s, now_s = now_s, time.monotonic()
         if process.status() != psutil.STATUS_STOPPED:
-            left_s -= min(now_s - before_s, _LONGEST_TICK_S)
+            left_s -= min(now_s - before_s, LONGEST_TICK_S)
     _, status, used = found
     return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime

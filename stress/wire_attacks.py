@@ -15,7 +15,7 @@ from itertools import cycle, islice, repeat
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_DEAF_S = 4.0  # that a client stays which reads nothing
+DEAF_S = 4.0  # that a client stays which reads nothing
 _LAST_S = 0.2  # in which it then looks at the answers
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _HOST = b"Host: localhost\r\n"
@@ -114,8 +114,8 @@ async def _deaf(host: str, port: int, data: bytes) -> str:
     try:
         with suppress(ConnectionError, asyncio.TimeoutError):
             writer.write(data)
-            await within(_DEAF_S, writer.drain())
-        await asyncio.sleep(_DEAF_S)
+            await within(DEAF_S, writer.drain())
+        await asyncio.sleep(DEAF_S)
         ended, found = "closed" if writer.transport.is_closing() else "stayed", set[str]()
         if ended == "stayed":
             writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ async def deaf_mixed(host: str, port: int) -> str:
 
 async def read_metrics(host: str, port: int) -> str:
     """/metrics 2,000 times in one pipeline, its answers read."""
-    return await _sent(host, port, [METRICS], 10 * _DEAF_S)
+    return await _sent(host, port, [METRICS], 10 * DEAF_S)
 
 
 async def many_pipelines(host: str, port: int) -> str:
@@ -148,63 +148,63 @@ async def many_pipelines(host: str, port: int) -> str:
 
 async def upgrades(host: str, port: int) -> str:
     """Requests for another protocol, in one pipeline."""
-    return await _sent(host, port, [UPGRADES], _DEAF_S)
+    return await _sent(host, port, [UPGRADES], DEAF_S)
 
 
 async def expecting(host: str, port: int) -> str:
     """Requests that expect to be told to go on, and do so at once, in one pipeline."""
-    return await _sent(host, port, [EXPECTING], _DEAF_S)
+    return await _sent(host, port, [EXPECTING], DEAF_S)
 
 
 async def completions(host: str, port: int) -> str:
     """Completions of a token, in one pipeline."""
-    return await _sent(host, port, [COMPLETIONS], 10 * _DEAF_S)
+    return await _sent(host, port, [COMPLETIONS], 10 * DEAF_S)
 
 
 async def many_choices(host: str, port: int) -> str:
     """Completions of sixteen choices each, in one pipeline."""
-    return await _sent(host, port, [CHOICES], 10 * _DEAF_S)
+    return await _sent(host, port, [CHOICES], 10 * DEAF_S)
 
 
 async def long_prompts(host: str, port: int) -> str:
     """Completions of prompts of 900 tokens that nobody has read before, in one pipeline."""
-    return await _sent(host, port, [PROMPTS], 10 * _DEAF_S)
+    return await _sent(host, port, [PROMPTS], 10 * DEAF_S)
 
 
 async def costly_sampling(host: str, port: int) -> str:
     """Completions whose tokens cost more than others to draw and to tell, in one pipeline."""
-    return await _sent(host, port, [COSTLY], 10 * _DEAF_S)
+    return await _sent(host, port, [COSTLY], 10 * DEAF_S)
 
 
 async def many_completions(host: str, port: int) -> str:
     """A pipeline of completions among as many as there is room for."""
-    return await _sent(host, port, [COMPLETIONS], 10 * _DEAF_S)
+    return await _sent(host, port, [COMPLETIONS], 10 * DEAF_S)
 
 
 async def old_keep_alive(host: str, port: int) -> str:
     """HTTP/1.0 that wants to stay, in one pipeline."""
-    return await _sent(host, port, [OLD], _DEAF_S)
+    return await _sent(host, port, [OLD], DEAF_S)
 
 
 async def many_headers(host: str, port: int) -> str:
     """15,000 empty headers in a request."""
-    return await _sent(host, port, [HEADERS], _DEAF_S)
+    return await _sent(host, port, [HEADERS], DEAF_S)
 
 
 async def single_bytes(host: str, port: int) -> str:
     """A body in chunks of one byte."""
-    return await _sent(host, port, [SINGLE_BYTES], 10 * _DEAF_S)
+    return await _sent(host, port, [SINGLE_BYTES], 10 * DEAF_S)
 
 
 async def chunk_extensions(host: str, port: int) -> str:
     """A body whose chunks are all extension."""
-    return await _sent(host, port, [EXTENSIONS], 10 * _DEAF_S)
+    return await _sent(host, port, [EXTENSIONS], 10 * DEAF_S)
 
 
 async def endless_body(host: str, port: int) -> str:
     """A gigabyte for a path that reads nothing."""
     head = _get("/health", b"Content-Length: 1000000000\r\n")
-    return await _sent(host, port, [head, *repeat(b" " * (1 << 18), 3800)], 10 * _DEAF_S)
+    return await _sent(host, port, [head, *repeat(b" " * (1 << 18), 3800)], 10 * DEAF_S)
 
 
 async def byte_by_byte(host: str, port: int) -> str:
@@ -235,7 +235,7 @@ async def half_closed(host: str, port: int) -> str:
         with suppress(ConnectionError):
             writer.write(METRICS)
             writer.write_eof()
-            await within(_DEAF_S, _read_statuses(reader, found))
+            await within(DEAF_S, _read_statuses(reader, found))
         return _outcome(found, "closed")
     except asyncio.TimeoutError:
         return _outcome(found, "stayed")
@@ -245,7 +245,7 @@ async def half_closed(host: str, port: int) -> str:
 
 async def unfinished_bodies(host: str, port: int) -> str:
     """A body of nearly a mebibyte, but for its last byte."""
-    return await _sent(host, port, [UNFINISHED], 10 * _DEAF_S)
+    return await _sent(host, port, [UNFINISHED], 10 * DEAF_S)
 
 
 async def knocking(host: str, port: int) -> str:

@@ -98,7 +98,7 @@ def test_widths_that_agree_stand_beside_one_padded_width(monkeypatch: pytest.Mon
         return {**known, "beds": Beds(), "curves": Speeds()}
 
     monkeypatch.setattr(tables, "_figures", figures)
-    monkeypatch.setattr(tables, "_OF_CLASSES", ("curves-14-classes", "curves-pair-classes"))
+    monkeypatch.setattr(tables, "OF_CLASSES", ("curves-14-classes", "curves-pair-classes"))
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in classes().splitlines()]
     defaults = [row[1:] for row in rows if "default" in row[0]]
     assert [row[0] for row in defaults] == [

@@ -25,7 +25,7 @@ from duodec.backends.llamacpp.build import native
 from duodec.errors import BadOption
 from duodec.native.build import build as build_inner_loops
 
-_MOST_BYTES, _PRESET = 26 << 20, 9
+MOST_BYTES, PRESET = 26 << 20, 9
 # of llama.cpp's bindings, and ours, for any Python 3; what our satellites in the tree are named by
 _PACKAGES = ("diskcache", "psutil", "duodec-lab", "duodec-torch")
 _COMMON = "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON"
@@ -66,16 +66,16 @@ def pack_into(folder: Path, llama_cpp: Path | None) -> None:
         for part in ("site", "variants", "inner-loops"):
             print(f"{_size(whole / part) / 2**20:6.1f} MiB  {part}, before it is compressed")
         archive = folder / "site.tar.xz"
-        with lzma.open(archive, "wb", preset=_PRESET) as file, tarfile.open(None, "w", file) as tar:
+        with lzma.open(archive, "wb", preset=PRESET) as file, tarfile.open(None, "w", file) as tar:
             for path in sorted(whole.iterdir()):
                 tar.add(path, path.name)
     record_texts(folder / "texts.json")
     shutil.copy(start.__file__, folder / "__main__.py")
     size = _size(folder)
-    print(f"{size / 2**20:6.1f} MiB  in all, of {_MOST_BYTES >> 20}")
+    print(f"{size / 2**20:6.1f} MiB  in all, of {MOST_BYTES >> 20}")
     if llama_cpp is None:
         print("without --llama-cpp its llama.cpp computes on the CPU: no card is measured by it")
-    if size > _MOST_BYTES:
+    if size > MOST_BYTES:
         raise BadOption(f"{folder} is too large to travel; build llama.cpp for one architecture")
     print(f"there, in this tree: python {folder.name} --output RESULTS")
 

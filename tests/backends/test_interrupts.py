@@ -79,7 +79,7 @@ def blocked(*_):
     os.write(1, b"blocked")
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
-Masks._compiled = blocked
+Masks.compile = blocked
 from duodec.__main__ import main
 sys.argv[0] = "duodec"
 main()
@@ -157,7 +157,7 @@ def test_other_threads_call_by_themselves() -> None:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing else handles Ctrl-C."""
-    monkeypatch.setattr(interrupts, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(interrupts, "PATIENCE_S", 0.01)
     before = signal.signal(signal.SIGINT, lambda *_: None)
     yield
     signal.signal(signal.SIGINT, before)

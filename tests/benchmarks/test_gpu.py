@@ -213,7 +213,7 @@ def packed(
         return wheel
 
     monkeypatch.setattr(packing, "_wheel", made)
-    monkeypatch.setattr(packing, "_PRESET", 0)
+    monkeypatch.setattr(packing, "PRESET", 0)
     monkeypatch.setattr(packing, "record_texts", lambda path: path.write_text("[]"))
     folder = tmp_path / "tree" / "pack"
     packing.pack_into(folder, None)
@@ -301,6 +301,6 @@ def test_a_folder_that_is_too_large_or_in_use_is_named(
 ) -> None:
     with pytest.raises(BadOption, match="is not empty"):
         packing.pack_into(packed, None)
-    monkeypatch.setattr(packing, "_MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(packing, "MOST_BYTES", 1 << 10)
     with pytest.raises(BadOption, match="too large to travel"):
         packing.pack_into(tmp_path / "other", None)

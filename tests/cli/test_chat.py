@@ -195,7 +195,7 @@ def test_keys_typed_while_an_answer_streams_stay_out_of_it(
                 keyboard.write(b"/bye\n")
                 assert select.select([stdin], [], [], 60)[0], "the terminal has no line"
 
-        monkeypatch.setattr(chat, "_terminal_reader", lambda: read)
+        monkeypatch.setattr(chat, "terminal_reader", lambda: read)
         monkeypatch.setattr(sys, "stdin", stdin)
         cli.on_forward = type_something
         assert app.run(["chat", "-n", "12", "--method", "ar"]) == 0

@@ -126,7 +126,7 @@ def test_a_slower_target_is_shown_first(
         paces.append(pace)
         return True if pace else worth
 
-    monkeypatch.setattr(demo, "_compare", compare)
+    monkeypatch.setattr(demo, "compare", compare)
     assert app.run(["demo"]) == 0
     assert paces == ["0.05", None]
     told = "drafts bring little on this processor alone" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(markdown, "_REFRESH_S", 0.0)
+    monkeypatch.setattr(markdown, "REFRESH_S", 0.0)
     return stream
 
 

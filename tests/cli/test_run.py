@@ -20,7 +20,7 @@ def test_run_completes_a_prompt_or_chats(cli: Cli, monkeypatch: pytest.MonkeyPat
     assert cli("run", "smollm2", *arguments, stdin="hello\n")[1] == plain
     assert {config.target for config in cli.configs} == {"smollm2"}
     lines = iter(["hello", "/undo", "/bye"])
-    monkeypatch.setattr(chat, "_terminal_reader", lambda: lambda prompt: next(lines))
+    monkeypatch.setattr(chat, "terminal_reader", lambda: lambda prompt: next(lines))
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert app.run(["run", "smollm2-draft", *arguments]) == 0
     out, err = cli.capture.readouterr()
@@ -41,7 +41,7 @@ def test_run_has_the_options_of_generate(cli: Cli, monkeypatch: pytest.MonkeyPat
     ):
         status, _, err = cli("run", "smollm2", "hello", *refused)
         assert (status, words in err) == (2, True)
-    monkeypatch.setattr(chat, "_terminal_reader", lambda: lambda prompt: "/bye")
+    monkeypatch.setattr(chat, "terminal_reader", lambda: lambda prompt: "/bye")
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert app.run(["run", "smollm2", "--json", "--stop", "x"]) == 0
     err = cli.capture.readouterr().err

@@ -202,7 +202,7 @@ class Kernels:
 
 def main() -> None:
     _setup_privateuseone_for_python_backend("toy")
-    Network._check_logits = lambda self, expected: None  # type: ignore[method-assign]  # no numbers
+    Network.check_logits = lambda self, expected: None  # type: ignore[method-assign]  # no numbers
     torch.tensor = tensor  # type: ignore[assignment]
     sys.modules["duodec_torch.forward.layer_kernels"] = Kernels  # type: ignore[assignment]
     duodec_torch.forward.layer_kernels = Kernels

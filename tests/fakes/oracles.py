@@ -49,7 +49,7 @@ from duodec.planning.sources import (
 )
 from duodec_vllm import speculator
 
-_MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
+MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
 _Places = Sequence[int] | NDArray[np.integer]
 _Found = tuple[Sequence[int], Sequence[int], Sequence[float], float, int]
 """Tokens, parents and shares by node; the score; the length of the match."""
@@ -534,7 +534,7 @@ class PythonSuffixes:
 
     def _before(self, places: _Places, distance: int, token: int) -> _Places:
         """The places that ``token`` precedes by ``distance``."""
-        if len(places) < _MANY_PLACES:
+        if len(places) < MANY_PLACES:
             known = self._tokens
             return [place for place in places if known[place - distance] == token]
         at = np.asarray(places)

@@ -43,7 +43,7 @@ def test_no_link_leads_to_what_others_may_write(
     tmp_path: Path, link: str, mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library that is ours, in a folder where another may put his own in its place."""
-    monkeypatch.setattr(ownership, "_is_own_group", lambda status: False)
+    monkeypatch.setattr(ownership, "is_own_group", lambda status: False)
     shared = tmp_path / "shared"
     inner = shared / "inner"
     inner.mkdir(parents=True, mode=0o700)
@@ -102,7 +102,7 @@ def test_a_folder_that_a_users_own_group_may_write_is_the_users() -> None:
     status = list(Path("/").stat())
     for mode, is_own in ((0o40775, True), (0o40777, False)):
         status[0], status[5] = mode, group.gr_gid
-        assert ownership._is_own_group(os.stat_result(status)) == is_own
+        assert ownership.is_own_group(os.stat_result(status)) == is_own
 
 
 def test_a_strict_or_a_loose_umask_is_no_obstacle(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_an_apple_processor_tells_how_many_cores_are_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topology_module.sys, "platform", "darwin")
-    monkeypatch.setattr(topology_module, "_num_performance_cores", lambda: 6)
+    monkeypatch.setattr(topology_module, "num_performance_cores", lambda: 6)
     assert len(Machine(tmp_path, 10).read().fast) == 6
 
 

@@ -144,7 +144,7 @@ def test_a_suffix_drafts_what_a_suffix_tree_would(texts, text, factor, min_share
     assert as_tuples(found) == as_tuples(by_oracle)
     with pytest.MonkeyPatch.context() as patch:  # by arrays
         patch.setattr(constants, "FEW_WINDOWS", 0)
-        patch.setattr(oracles, "_MANY_PLACES", 0)
+        patch.setattr(oracles, "MANY_PLACES", 0)
         assert by_oracle == stores[1].speculate(*asked)
     assert found.score == pytest.approx(PlainSuffixes(texts, 5).best(text, factor, min_share))
     for node in range(len(found.draft)):  # every node continues some suffix somewhere

@@ -68,7 +68,7 @@ WARM = SamplingParams(temperature=0.8, seed=5)
 # --- one seed, one text
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.slow), 1.2])
 @pytest.mark.parametrize("name", KEYED)
 def test_the_text_is_plain_decodings(name: str, temperature: float) -> None:
     for seed, draft_noise in enumerate([0.0, 0.3, 1.0]):

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
-from duodec.methods import registry
+from duodec.machine import plugins
 from duodec.methods.registry import METHODS, method, names
 from duodec.server.api.bodies import Speculation
 from duodec.testing import TableModel, TableTarget
@@ -30,8 +30,9 @@ PROMPT = (1, 2, 3, 1, 2)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that modules are imported from; nothing of it is known afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "PACKAGES", registry.Packages())
+    plugins.installed.cache_clear()
     yield tmp_path
+    plugins.installed.cache_clear()
     sys.modules.pop("my_methods", None)
     METHODS.pop("echo", None)
 

@@ -9,8 +9,8 @@ from benchmarks.decoding.grid import (
     CASES,
     DRAFTS,
     LENGTHS,
-    MILLISECONDS,
     SHAPES,
+    Case,
     rounds,
     scaled,
     speedups,
@@ -37,20 +37,23 @@ def most_lost(done: list[Round], forward_s: float, length: int = 50) -> float:
     return late
 
 
+def is_quick(case: Case) -> bool:
+    """Whether `make test` runs it: each shape with one of the drafts in turn."""
+    number = list(SHAPES).index(case.shape) % len(DRAFTS)
+    return case.milliseconds == 25.0 and case.draft == list(DRAFTS)[number]
+
+
 @pytest.mark.parametrize(
-    "milliseconds",
-    [ms if ms == 25.0 else pytest.param(ms, marks=pytest.mark.slow) for ms in MILLISECONDS],
+    "case",
+    [pytest.param(case, marks=() if is_quick(case) else pytest.mark.slow) for case in CASES],
+    ids=lambda case: f"{case.shape}, {case.milliseconds:g} ms, {case.draft}",
 )
-@pytest.mark.parametrize("shape", SHAPES)
-def test_steep_curves_cost_little_to_learn(shape: str, milliseconds: float) -> None:
-    for case in CASES:
-        if (case.shape, case.milliseconds) != (shape, milliseconds):
-            continue
-        done = rounds(case.curve, DRAFTS[case.draft])
-        found = speedups(done, case.curve.forward_s, LENGTHS)
-        for value, least in zip(found, LEAST, strict=True):
-            assert value >= least, (case, found)
-        assert most_lost(done, case.curve.forward_s) <= MOST_LOST, case
+def test_steep_curves_cost_little_to_learn(case: Case) -> None:
+    done = rounds(case.curve, DRAFTS[case.draft])
+    found = speedups(done, case.curve.forward_s, LENGTHS)
+    for value, least in zip(found, LEAST, strict=True):
+        assert value >= least, (case, found)
+    assert most_lost(done, case.curve.forward_s) <= MOST_LOST, case
 
 
 @pytest.mark.parametrize("name", sorted(published()))

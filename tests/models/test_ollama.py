@@ -27,7 +27,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "ours"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr(ollama, "_FOLDERS", ("~/.ollama/models",))
+    monkeypatch.setattr(ollama, "FOLDERS", ("~/.ollama/models",))
     best_for.cache_clear()
     return tmp_path / ".ollama" / "models"
 

@@ -32,7 +32,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
     monkeypatch.setattr(profiling, "CONTEXTS", (16,))
     monkeypatch.setattr(profiling, "WIDTHS", (0, 1, 7))
-    monkeypatch.setattr(profiling, "_RUNS", 2)
+    monkeypatch.setattr(profiling, "RUNS", 2)
     clock = FakeClock()  # no other program's work is in the figures
     monkeypatch.setattr(tables, "sleep", clock.advance)
     for module in (profiling, drafters):
@@ -138,9 +138,9 @@ def test_one_command_measures_the_default_pair(
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
     monkeypatch.setattr(profiling, "CONTEXTS", (16,))
     monkeypatch.setattr(profiling, "WIDTHS", (0, 7))
-    monkeypatch.setattr(profiling, "_RUNS", 2)
+    monkeypatch.setattr(profiling, "RUNS", 2)
     # on a busy machine too: what is kept then is another test's
-    monkeypatch.setattr(profiling, "_PLAUSIBLE", 1e3)
+    monkeypatch.setattr(profiling, "PLAUSIBLE", 1e3)
     for module in (profiling, busy):
         monkeypatch.setattr(module, "NOTABLE", 1e3)
     plot = tmp_path / "curves.svg"

@@ -165,13 +165,13 @@ def test_a_header_that_ends_early_is_refused(tmp_path: Path, size: int) -> None:
 def test_a_sound_file_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = changed(tmp_path)
     tried: list[Path] = []
-    honest = vetting._try
+    honest = vetting.try_file
 
     def counted(path: Path, *more: Any) -> None:
         tried.append(path)
         honest(path, *more)
 
-    monkeypatch.setattr(vetting, "_try", counted)
+    monkeypatch.setattr(vetting, "try_file", counted)
     for _ in range(3):
         assert vetted(given(path)).path == path
     assert tried == [path]
@@ -193,13 +193,13 @@ def test_a_trial_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(subprocess, "run", recorded)
     vetted(given(changed(tmp_path)))
     with pytest.raises(ValueError, match="Expecting value"):  # it says nothing
-        self_test._examine({})
+        self_test.examine({})
     assert len(seen) == 2
     assert all(env.items() >= NO_GPU.items() for env in seen)
 
 
 def test_what_is_pinned_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vetting, "_try", lambda *_: pytest.fail("a trial"))
+    monkeypatch.setattr(vetting, "try_file", lambda *_: pytest.fail("a trial"))
     file = resolve("smollm2-draft")
     assert file.sha256 == ALIASES["smollm2-draft"].sha256
     assert vetted(file) == file
@@ -224,9 +224,9 @@ def test_a_refusal_says_what_the_library_says(tmp_path: Path) -> None:
 def test_how_a_trial_ends_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, words: str
 ) -> None:
-    monkeypatch.setattr(vetting, "_BOOT", ending)
-    monkeypatch.setattr(vetting, "_LEAST_S", 1.0)
-    monkeypatch.setattr(vetting, "_BYTES_PER_S", 1e12)
+    monkeypatch.setattr(vetting, "BOOT", ending)
+    monkeypatch.setattr(vetting, "LEAST_S", 1.0)
+    monkeypatch.setattr(vetting, "BYTES_PER_S", 1e12)
     with pytest.raises(ModelUnreadable, match=words) as caught:
         vetted(given(changed(tmp_path)))
     assert "; " in str(caught.value), "a remedy"

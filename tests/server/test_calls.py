@@ -289,7 +289,7 @@ def test_the_arguments_of_a_required_call_come_as_they_are_written(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each piece of text goes out alone, however late the server's loop is."""
-    monkeypatch.setattr(output_collector, "_joined", iter)
+    monkeypatch.setattr(output_collector, "joined", iter)
     case = CASES[name]
     tool = {"type": "function", "function": {"name": "put", "parameters": {
         "type": "object", "additionalProperties": False, "required": ["a", "b"],

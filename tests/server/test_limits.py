@@ -215,7 +215,7 @@ def test_who_is_refused_while_sending_may_send_on_and_is_told() -> None:
 
 
 def test_who_never_ends_though_it_is_refused_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_LINGER_S", 0.1)
+    monkeypatch.setattr(connections, "LINGER_S", 0.1)
 
     def send_on(sock: socket.socket) -> None:
         while True:
@@ -646,7 +646,7 @@ def test_a_glance_tells_quick_grammars_from_slow_ones(monkeypatch: pytest.Monkey
     assert not trial.is_quick(slow, WORDS)
     assert trial.is_quick(Grammar("regex", "ab+"), WORDS)
     assert trial.is_quick(wrong, WORDS)
-    monkeypatch.setattr(trial, "_ended", lambda *arguments: pytest.fail("it is known"))
+    monkeypatch.setattr(trial, "ended", lambda *arguments: pytest.fail("it is known"))
     trial(Grammar("regex", "ab+"), WORDS)
     with pytest.raises(BadOption):
         trial(wrong, WORDS)
@@ -719,7 +719,7 @@ def test_grammars_of_each_shape_and_size_are_refused_or_served() -> None:
 def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = Masks(Letters(ends=True))
     begun, may_end = Event(), Event()
-    compiled = Masks._compiled
+    compiled = Masks.compile
 
     def wait(self: Masks, grammar: Grammar) -> Any:
         if grammar.source == "a+":
@@ -727,7 +727,7 @@ def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch)
             may_end.wait(20)
         return compiled(self, grammar)
 
-    monkeypatch.setattr(Masks, "_compiled", wait)
+    monkeypatch.setattr(Masks, "compile", wait)
     slow = Thread(target=masks.mask, args=(Grammar("regex", "a+"),))
     slow.start()
     try:
@@ -883,7 +883,7 @@ def test_depth_and_number_are_counted_outside_of_texts(value: Any) -> None:
     data = json.dumps(value).encode()
     assert json_limits.parse(data) == value
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_limits, "_PART", 3)
+        patch.setattr(json_limits, "PART_BYTES", 3)
         patch.setattr(json_limits, "MAX_DEPTH", depth(value))
         json_limits.parse(data)
         patch.setattr(json_limits, "MAX_DEPTH", depth(value) - 1)

@@ -33,7 +33,7 @@ MODEL = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "_LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(streams, "LAST_WORDS_S", 0.1)
     service = Service(Settings("tables", num_slots=1, timeout_s=0.3))
     engine = engine_on_tables(num_context=4000)
     service.start(engine)

@@ -130,7 +130,7 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_LOOK_S", 0)
+    monkeypatch.setattr(registry, "LOOK_S", 0)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -35,8 +35,8 @@ def served() -> Iterator[Served]:
 def test_an_attack_gets_good_answers(
     served: Served, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attackers, "_LEAVE_S", 60.0)
-    monkeypatch.setattr(wire_attacks, "_DEAF_S", 2.0)
+    monkeypatch.setattr(attackers, "LEAVE_S", 60.0)
+    monkeypatch.setattr(wire_attacks, "DEAF_S", 2.0)
     outcome = asyncio.run(asyncio.wait_for(family.attack(*served.address), 120))
     assert not family.unexpected(outcome), outcome
     statuses = {word for word in outcome.split() if word.isdecimal()}

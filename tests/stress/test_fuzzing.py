@@ -38,7 +38,7 @@ def test_a_child_that_hangs_is_killed() -> None:
 
 @pytest.mark.slow
 def test_a_child_that_was_stopped_did_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzzing, "_LONGEST_TICK_S", 0.01)
+    monkeypatch.setattr(fuzzing, "LONGEST_TICK_S", 0.01)
     child = forked(0.2)
     os.kill(child, signal.SIGSTOP)
     go_on = Timer(2.0, os.kill, (child, signal.SIGCONT))

@@ -39,12 +39,13 @@ from duodec_torch.sampling.draws import draw
 from duodec_torch.sampling.summaries import Drawers
 from duodec_torch.sampling.summary_kernel import fused_pick, fused_summarise
 
+ALL_KINDS = ("llama", *WINDOWED)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets use the kernels on the CPU too."""
+    """Targets attend by the kernels on the CPU too."""
 
     def split_layouts(network: object, num_slots: int, num_region: int, *_: object) -> object:
         return layouts.SplitLayouts(num_slots, num_region)
@@ -83,20 +84,30 @@ def _rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     "shape",
     [(2, 2, 8), (1, 7, 64), *(rarely(one) for one in ((4, 1, 80), (2, 4, 128), (1, 4, 256)))],
 )
-def test_the_kernels_compute_what_the_oracle_does(shape: tuple[int, int, int]) -> None:
-    for num_rows, num_splits in ((5, 2), (32, 3)):
-        of = {"num_rows": num_rows, "num_splits": num_splits}
-        assert kernels.check(*shape, torch.float32, DEVICE, **of) < 2e-6
-        assert kernels.check(*shape, torch.float16, DEVICE, **of) < 2e-3
+@pytest.mark.parametrize(
+    ("num_rows", "num_splits", "dtype"),
+    [
+        (5, 2, torch.float32), (32, 3, torch.float16),
+        *(pytest.param(*one, marks=pytest.mark.slow)
+          for one in ((5, 2, torch.float16), (32, 3, torch.float32))),
+    ],
+)  # fmt: skip
+def test_the_kernels_compute_what_the_oracle_does(
+    shape: tuple[int, int, int], num_rows: int, num_splits: int, dtype: torch.dtype
+) -> None:
+    of = {"num_rows": num_rows, "num_splits": num_splits}
+    most = 2e-6 if dtype == torch.float32 else 2e-3
+    assert kernels.check(*shape, dtype, DEVICE, **of) < most
 
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 20, 300, *map(rarely, (1, 80, 100, 5000))])
 def test_the_kernels_score_as_the_oracle_does(window: int | None, cap: float | None) -> None:
-    for sinks in (None, torch.tensor([[0.5, -2.0], [3.0, 30.0]])):
-        scoring = Scoring(0.3, window, cap, sinks)
-        of = {"num_rows": 10, "num_splits": 3, "scorings": [scoring]}
-        assert kernels.check(2, 2, 8, torch.float32, DEVICE, **of) < 2e-6
+    """A row at each of the check's places, the last of which are beyond a split and a window."""
+    sinks = torch.tensor([[0.5, -2.0], [3.0, 30.0]])
+    scorings = [Scoring(0.3, window, cap, one) for one in (None, sinks)]
+    of = {"num_rows": 5, "num_splits": 2, "scorings": scorings}
+    assert kernels.check(2, 2, 8, torch.float32, DEVICE, **of) < 2e-6
 
 
 def test_results_that_are_no_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +120,17 @@ def test_the_check_stays_within_a_short_context() -> None:
     assert kernels.check(2, 2, 8, torch.float32, DEVICE, num_rows=5, num_splits=1) < 2e-6
 
 
-@pytest.mark.parametrize("kind", ["llama", *WINDOWED])
-@pytest.mark.parametrize("length", [1, 80, rarely(337), pytest.param(593, marks=pytest.mark.soak)])
+@pytest.mark.usefixtures("_on_any_device")
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [
+        *((kind, 1) for kind in ALL_KINDS),
+        *((kind, 80) for kind in ALL_KINDS if kind != "mistral"),
+        pytest.param("mistral", 80, marks=pytest.mark.slow),  # whose window is longer
+        *(pytest.param(kind, 337, marks=pytest.mark.slow) for kind in ALL_KINDS),
+        *(pytest.param(kind, 593, marks=pytest.mark.soak) for kind in ALL_KINDS),
+    ],
+)
 def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None:
     target = target_of(kind, num_context=700, widths=Widths.only(8))
     text, draft = random_text(length), random_tree(np.random.default_rng(length), 3, 4)
@@ -118,33 +138,35 @@ def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None
     assert np.abs(rows.numpy() - oracle_rows(kind, text, draft)).max() < 2e-4
 
 
-@pytest.mark.usefixtures("_rows_alone")
+@pytest.mark.usefixtures("_on_any_device", "_rows_alone")
 @pytest.mark.parametrize(
-    ("kind", "length", "has_own_layers"),
+    ("kind", "length", "has_own_layers", "chains"),
     [
-        ("llama", 30, False),
-        ("llama", 334, True),
-        pytest.param("gemma2", 334, False, marks=pytest.mark.soak),
-        pytest.param("gemma3_text", 90, False, marks=pytest.mark.slow),
+        ("llama", 30, False, [[1, 2], [4]]),
+        ("llama", 334, True, [[1, 2, 3], [4, 5]]),
+        pytest.param("gemma2", 334, False, [[1, 2, 3], [4, 5]], marks=pytest.mark.soak),
+        pytest.param("gemma3_text", 90, False, [[1, 2, 3], [4, 5]], marks=pytest.mark.slow),
     ],
 )
 def test_a_row_has_the_bits_of_plain_decoding(
-    monkeypatch: pytest.MonkeyPatch, kind: str, length: int, has_own_layers: bool
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    length: int,
+    has_own_layers: bool,
+    chains: list[list[int]],
 ) -> None:
     name = "duodec_torch.forward.network.gains_by_fusing"
     monkeypatch.setattr(name, lambda device: not has_own_layers)
-    target = target_of(kind, num_context=700, widths=Widths.only(8))
-    text, draft = random_text(length), Draft.sequences([[1, 2, 3], [4, 5]])
+    text, draft = random_text(length), Draft.sequences(chains)
+    target = target_of(kind, num_context=700, widths=Widths.only(len(draft) + 1))
     (rows,) = logits(target, query_of(text, draft, num_prompt=length))
-    for path in ((0, 1, 2), (3, 4)):
-        said = list(text)
-        for node in path:
-            said.append(draft.tokens[node])
-            (alone,) = logits(target, query_of(said, num_prompt=length))
-            assert torch.equal(alone[0], rows[node + 1])
+    for node in range(len(draft)):
+        said = [*text, *draft.path_tokens(node)]
+        (alone,) = logits(target, query_of(said, num_prompt=length))
+        assert torch.equal(alone[0], rows[node + 1])
 
 
-@pytest.mark.usefixtures("_rows_alone")
+@pytest.mark.usefixtures("_on_any_device", "_rows_alone")
 def test_several_slots_have_the_bits_of_one() -> None:
     target = target_of("llama", num_context=400, num_slots=2, widths=Widths.only(8))
     queries = [
@@ -334,16 +356,16 @@ def test_draws_kernels_that_are_wrong_cost_one_warning(monkeypatch: pytest.Monke
     device: Any = OnGpu()
     for agreement in (lambda *_: False, lambda *_: 1 / 0):
         warnings: list[str] = []
-        monkeypatch.setattr(summaries, "_agree", agreement)
+        monkeypatch.setattr(summaries, "agree", agreement)
         assert summaries.drawers(device, 96, warnings.append) == Drawers()
         assert [line.startswith("Triton's draw is off") for line in warnings] == [True]
-    monkeypatch.setattr(summaries, "_agree", lambda *_: True)
+    monkeypatch.setattr(summaries, "agree", lambda *_: True)
     assert summaries.drawers(device, 96, warnings.append) == FUSED
 
 
 @pytest.mark.parametrize("num_vocab", [3, 96, 5000])
 def test_the_check_of_the_draws_kernels_can_fail(num_vocab: int) -> None:
-    assert summaries._agree(fused_summarise, DEVICE, num_vocab)
+    assert summaries.agree(fused_summarise, DEVICE, num_vocab)
 
     def other_way(logits: torch.Tensor, ways: torch.Tensor, out: torch.Tensor) -> None:
         fused_summarise(logits, ways[:, [0, 2, 1]], out)
@@ -355,12 +377,12 @@ def test_the_check_of_the_draws_kernels_can_fail(num_vocab: int) -> None:
 
         return wrong
 
-    assert not summaries._agree(other_way, DEVICE, num_vocab)
+    assert not summaries.agree(other_way, DEVICE, num_vocab)
     for column in (summaries.TOP, summaries.TOP + summaries.NUM_TOP, summaries.LARGEST):
-        assert not summaries._agree(other_column(column), DEVICE, num_vocab)
+        assert not summaries.agree(other_column(column), DEVICE, num_vocab)
 
     def deaf(logits: torch.Tensor, ways: torch.Tensor, out: torch.Tensor) -> None:
         fused_summarise(logits, ways, out)
         out[-1, summaries.LARGEST] = 0
 
-    assert not summaries._agree(deaf, DEVICE, num_vocab), "it misses what is no number"
+    assert not summaries.agree(deaf, DEVICE, num_vocab), "it misses what is no number"

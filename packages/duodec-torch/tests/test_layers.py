@@ -250,7 +250,7 @@ def test_torch_launches_four_products_a_layer(monkeypatch: pytest.MonkeyPatch) -
     stub("normed", torch.empty_like)
     stub("placed", lambda x: x.new_empty(len(x), 4, 8))
     stub("gated", lambda x: x.new_empty(len(x), 64))
-    monkeypatch.setattr(Network, "_check_logits", lambda self, expected: None)
+    monkeypatch.setattr(Network, "check_logits", lambda self, expected: None)
     model = build("llama")
     network = Network(model)
     cache, places = network.cache(512), torch.arange(8)

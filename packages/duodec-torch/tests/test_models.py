@@ -112,7 +112,7 @@ def test_layers_of_different_shapes_are_refused() -> None:
 def test_a_refused_model_keeps_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama")
     before = model.config._attn_implementation
-    monkeypatch.setattr(Network, "_check_logits", lambda self, expected: 1 / 0)
+    monkeypatch.setattr(Network, "check_logits", lambda self, expected: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Network(model)
     assert model.config._attn_implementation == before

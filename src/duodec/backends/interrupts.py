@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _LOOK_S = 0.1  # between two looks for a signal
-_PATIENCE_S = 0.2  # time that a forward pass has after Ctrl-C
+PATIENCE_S = 0.2  # time that a forward pass has after Ctrl-C
 
 
 class _Call(Generic[T]):
@@ -140,7 +140,7 @@ def _watch(reading: int) -> None:
     while numbers := os.read(reading, 64):
         count = FLAG.running()
         if signal.SIGINT in numbers and count is not None:
-            time.sleep(_PATIENCE_S)
+            time.sleep(PATIENCE_S)
             FLAG.stop(count)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.markdown import Markdown
 
-_REFRESH_S = 0.06  # seconds between two drawings of the block that is being written
+REFRESH_S = 0.06  # seconds between two drawings of the block that is being written
 _MARGIN = 2  # lines of the terminal that stay free
 
 
@@ -63,7 +63,7 @@ class MarkdownWriter(CompletionWriter):
         self._console = Console(file=stream, highlight=False)
         self._live: Live | None = None
         self._num_printed = 0  # characters of the text
-        self._drawn_s = -_REFRESH_S
+        self._drawn_s = -REFRESH_S
 
     def write(self, segments: Iterable[Segment]) -> None:
         self.text += "".join(segment.text for segment in segments)
@@ -72,7 +72,7 @@ class MarkdownWriter(CompletionWriter):
             self._clear()
             self._print(rest[:size])
             self._num_printed += size
-        elif perf_counter() - self._drawn_s < _REFRESH_S:
+        elif perf_counter() - self._drawn_s < REFRESH_S:
             return
         self._draw(rest[size:])
 

@@ -36,14 +36,14 @@ WIDTHS = (0, 1, 3, 7, 15, 31, 63)
 LEAVES = (1, 2, 4, 8)
 CONTEXTS = (64, 512)  # tokens in the context
 _SLOT = 0
-_RUNS, _BUDGET_S = 7, 2.0  # runs and seconds for one figure, at most
+RUNS, _BUDGET_S = 7, 2.0  # runs and seconds for one figure, at most
 _FREQUENT = 8  # first part of a vocabulary: a draft step takes longer after rare tokens
 _STEPS, _STEPS_WAIT_S = 8, 20.0
 _SWEPT_LEAVES = 4
 _ENOUGH = 1.05  # relative to the fastest step: more threads are not worth their cores
 ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
 _TRIES = 2  # attempts for a context
-_PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # less work may seem to take this much longer because of noise
+PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # less work may seem to take this much longer because of noise
 
 
 class Pair(Protocol):
@@ -147,7 +147,7 @@ class Profile:
             points = sorted(points)
             for i, (few, seconds) in enumerate(points):
                 for many, more_s in points[i + 1 :]:
-                    if seconds > _PLAUSIBLE * more_s + _PLAUSIBLE_S:
+                    if seconds > PLAUSIBLE * more_s + _PLAUSIBLE_S:
                         return (
                             f"{words.format(few)} took {seconds * 1e3:.0f} ms, one of {many} "
                             f"{more_s * 1e3:.0f} ms"
@@ -277,7 +277,7 @@ def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) 
     during each."""
     seconds: list[float] = []
     begin_s = perf_counter()
-    while len(seconds) < _RUNS and (not seconds or perf_counter() - begin_s < _BUDGET_S):
+    while len(seconds) < RUNS and (not seconds or perf_counter() - begin_s < _BUDGET_S):
         if drafter:
             other = np.append(text[:-1], np.int32(len(seconds))).astype(np.int32)
             drafter.submit(DraftRequest(_SLOT, other, Tree(), Sampler()))

@@ -36,8 +36,8 @@ from duodec.models import ModelFile
 from duodec.models.contents import CachedCheck
 from duodec.models.downloads.hub import parts_of
 
-_LEAST_S, _BYTES_PER_S = 15.0, 10e6  # the limit of a trial
-_BOOT = """\
+LEAST_S, BYTES_PER_S = 15.0, 10e6  # the limit of a trial
+BOOT = """\
 import sys
 arguments, sys.path[:] = sys.argv[1:4], sys.argv[4:]
 from duodec.backends.llamacpp.checks.load_probe import main
@@ -87,7 +87,7 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
         return file
     for path in parts:
         check_header(path)
-    _try(file.path, _bytes(parts), finding)
+    try_file(file.path, _bytes(parts), finding)
     note.write()
     return file
 
@@ -111,7 +111,7 @@ def _vetted_with(kind: str, path: Path, target: ModelFile, part: str) -> Path:
     if note.holds():
         return path
     check_header(path)
-    _try(target.path, _bytes([path, *parts]), part, tried=path)
+    try_file(target.path, _bytes([path, *parts]), part, tried=path)
     note.write()
     return path
 
@@ -126,10 +126,10 @@ def _versions() -> str:
     return f"llama-cpp-python {installed_version()}, duodec {version('duodec')}"
 
 
-def _try(path: Path, num_bytes: int, part: str, *, tried: Path | None = None) -> None:
+def try_file(path: Path, num_bytes: int, part: str, *, tried: Path | None = None) -> None:
     """Try a part of a model's file, or a head for it; then the head is to blame."""
     arguments, path = [str(path), str(num_bytes), part], tried or path
-    most_s = _LEAST_S + num_bytes / _BYTES_PER_S
+    most_s = LEAST_S + num_bytes / BYTES_PER_S
     with tempfile.TemporaryFile() as log:
         try:
             status, said = _tried(arguments, log, most_s)
@@ -152,7 +152,7 @@ def _try(path: Path, num_bytes: int, part: str, *, tried: Path | None = None) ->
 def _tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int, bytes]:
     """Return how the child ended, and what it printed. Raises subprocess.TimeoutExpired."""
     child = subprocess.run(
-        [sys.executable, "-c", _BOOT, *arguments, *sys.path],
+        [sys.executable, "-c", BOOT, *arguments, *sys.path],
         env={**os.environ, **NO_GPU, "DUODEC_LLAMA_LOG": "1", "GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

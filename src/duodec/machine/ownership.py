@@ -44,7 +44,7 @@ def others_place(path: Path) -> Path | None:
         if stat.S_ISLNK(status.st_mode):  # its mode says nothing
             continue
         is_shared = bool(status.st_mode & stat.S_ISVTX) and not is_entry
-        if status.st_mode & _OTHERS_MAY_WRITE and not is_shared and not _is_own_group(status):
+        if status.st_mode & _OTHERS_MAY_WRITE and not is_shared and not is_own_group(status):
             return step
     return None
 
@@ -74,7 +74,7 @@ def _steps(path: Path) -> Iterator[tuple[Path, bool]]:
         left += [part for part in target.parts if part != "/"][::-1]
 
 
-def _is_own_group(status: os.stat_result) -> bool:
+def is_own_group(status: os.stat_result) -> bool:
     """Return whether only the group may write, and the group is the user's alone, as many systems
     make one for each user."""
     if status.st_mode & stat.S_IWOTH:

@@ -1,4 +1,4 @@
-"""Find what packages add to the engine: commands, backends, checks and figures, by their names.
+"""Find what packages add to the engine: commands, backends, methods, checks and figures, by name.
 
 A package names its objects as entry points of a group, such as ``duodec.commands``; see
 docs/extending.md. Our own satellites do the same. Only the names of what they add are known here,
@@ -18,6 +18,7 @@ from duodec.machine.install import satellite_command
 
 COMMANDS = "duodec.commands"  # functions with typer's annotations, or `typer.Typer`s
 BACKENDS = "duodec.backends"  # classes of `duodec.loading.backends.Backend`
+METHODS = "duodec.methods"  # classes of `duodec.methods.Method`
 CHECKS = "duodec.checks"  # functions of target, draft and offline for `duodec doctor`
 FIGURES = "duodec.figures"  # functions that return SVG
 

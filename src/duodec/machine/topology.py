@@ -43,7 +43,7 @@ class Topology:
         fast = [core for core in cores if core in _fast_cores(cores, system)] or list(cores)
         whole = tuple(core for core in fast if core == min(set(siblings[core]) & set(fast)))
         if sys.platform == "darwin":  # it pins no threads: only their number counts
-            whole = whole[: _num_performance_cores() or len(whole)]
+            whole = whole[: num_performance_cores() or len(whole)]
         return cls(cores, whole, memory_nodes(cores, system / "system" / "node"), siblings)
 
     def with_siblings(self, cores: Cores) -> frozenset[int]:
@@ -75,7 +75,7 @@ def _fast_cores(cores: Cores, system: Path) -> set[int]:
     return {core for core, capacity in capacities.items() if capacity >= least}
 
 
-def _num_performance_cores() -> int:
+def num_performance_cores() -> int:
     """Return the performance cores of an Apple processor; 0 if it has no levels."""
     command = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

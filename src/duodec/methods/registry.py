@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from inspect import signature
 
 from duodec.core.sampling.parameters import shown
 from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption
+from duodec.machine import plugins
 from duodec.methods.ar import Autoregressive
 from duodec.methods.auto import Auto
 from duodec.methods.dflash import DFlash, DFlash2, DSpark
@@ -31,8 +30,6 @@ from duodec.methods.sps import SpeculativeSampling
 from duodec.methods.sps_rejection import RejectionSampling
 from duodec.methods.stream import Stream
 from duodec.methods.suffix import SuffixDecoding
-
-ENTRY_POINTS = "duodec.methods"  # packages name their methods in this group
 
 METHODS: dict[str, type[Method]] = {
     kind.name: kind
@@ -61,25 +58,13 @@ METHODS: dict[str, type[Method]] = {
 }
 """Our own methods, and those of other packages that were used; see `names`."""
 _OURS = frozenset(METHODS)
-
-
-class Packages:
-    """List the methods of installed packages."""
-
-    @cached_property  # it reads one file per package
-    def points(self) -> Sequence[EntryPoint]:
-        """Return the entry points that installed packages name as methods; none is imported."""
-        return tuple(entry_points(group=ENTRY_POINTS))
-
-
-PACKAGES = Packages()
 DEFAULT_METHOD = Auto.name
 
 
 def names() -> tuple[str, ...]:
     """Return every method that can be named without its module: ours, and those of installed
     packages."""
-    return tuple(dict.fromkeys([*METHODS, *(point.name for point in PACKAGES.points)]))
+    return tuple(dict.fromkeys([*METHODS, *plugins.installed(plugins.METHODS)]))
 
 
 def check_method(method: object) -> None:
@@ -107,12 +92,13 @@ def method(name: str) -> Method:
     is_class = number.partition(":")[0].isidentifier()  # class of a module named like a method
     if base in METHODS and not (is_class and base not in _OURS):
         kind = METHODS[base]
-    elif points := [point for point in PACKAGES.points if point.name == base]:
-        kind = _loaded(points[0])
+    elif base in plugins.installed(plugins.METHODS):
+        where = f"method '{base}'"
+        kind = _known(plugins.load(plugins.METHODS, base, where), where)
     elif number and not number.isdecimal():
         class_name, _, number = number.partition(":")
         base = f"{base}:{class_name}"
-        kind = _loaded(EntryPoint(base, base, ENTRY_POINTS))
+        kind = _known(_imported(base), f"method '{base}'")
     else:
         near = get_close_matches(base, names(), 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -162,19 +148,23 @@ def check_usable(
         )
 
 
-def _loaded(point: EntryPoint) -> type[Method]:
-    """Import a method and keep it by its name. Raises BadOption if it cannot be one."""
-    where = f"method '{point.value}'"
-    if not all(part.isidentifier() for part in re.split(r"[.:]", point.value)):
+def _imported(name: str) -> object:
+    """Import a class of yours, ``module:Class``. Raises BadOption."""
+    where = f"method '{name}'"
+    if not all(part.isidentifier() for part in re.split(r"[.:]", name)):
         raise BadOption(f"{where} is no name of a class; write module:Class")
     try:
-        kind = point.load()
+        return EntryPoint(name, name, plugins.METHODS).load()
     except ModuleNotFoundError as error:
         raise BadOption(
             f"{where} cannot be imported: {error}; put the folder that it is in into PYTHONPATH"
         ) from error
     except (AttributeError, ImportError, SyntaxError) as error:
         raise BadOption(f"{where} cannot be imported: {error}; mend the module") from error
+
+
+def _known(kind: object, where: str) -> type[Method]:
+    """Keep a method by its name. Raises BadOption if it cannot be one."""
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise BadOption(f"{where} is no subclass of duodec.methods.Method; derive it from that")
     if not hasattr(kind, "name"):

@@ -19,7 +19,7 @@ from duodec.models.metadata import ModelMetadata
 
 _HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _KIND = "application/vnd.ollama.image."
-_FOLDERS = (  # Ollama run by a user, as its installer's service, and as a distribution's
+FOLDERS = (  # Ollama run by a user, as its installer's service, and as a distribution's
     "~/.ollama/models", "/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models",
     "/var/lib/ollama",
 )  # fmt: skip
@@ -115,7 +115,7 @@ def unreadable_folder() -> Path | None:
 
 def _folders() -> list[Path]:
     named = os.environ.get("OLLAMA_MODELS")
-    folders = [Path(one).expanduser() for one in ([named] if named else _FOLDERS)]
+    folders = [Path(one).expanduser() for one in ([named] if named else FOLDERS)]
     return [folder for folder in folders if _exists(folder)]
 
 

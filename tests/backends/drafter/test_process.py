@@ -352,7 +352,7 @@ def test_killed_in_the_middle_of_a_draft(start: Start, name: str, warnings: list
 def test_a_model_that_vanishes_is_told_and_found_again(
     start: Start, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "_BACKOFF_S", 0.1)
+    monkeypatch.setattr(supervision, "BACKOFF_S", 0.1)
     path = tmp_path / "draft.gguf"
     path.touch()
     drafter = start(FromFile(str(path)))
@@ -371,7 +371,7 @@ def test_a_model_that_vanishes_is_told_and_found_again(
 
 
 @pytest.mark.parametrize("fault", ["instant", "slow", "dying", "killed"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_timing_must_not_change_text(start: Start, fault: str, temperature: float) -> None:
     recipe = {"slow": TableModel(noise=0.3, seconds=0.003), "dying": Dying(25)}.get(fault, TABLE)
     expected = text_of("ar", session_of(None, temperature, 32))

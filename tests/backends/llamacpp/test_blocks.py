@@ -120,7 +120,7 @@ def test_a_drafter_keeps_what_it_has_read_and_takes_back_what_was_refused(
 def test_blocks_are_drafted_from_the_end_of_a_text_that_was_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "_WINDOW", 16)
+    monkeypatch.setattr(heads, "WINDOW", 16)
     target = write_family(folder / "w.gguf", "Llama")
     with opened(target, write_block(folder / "wh.gguf", "dflash")) as made:
         text = np.resize(np.arange(20, dtype=np.int32), 100)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,18 @@ TEXTS = ["why is the sky blue", "hello", "a " * 50, "日本 the é sky?", "x", "
 Write = Callable[..., Path]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Write:
+    """Writes each model once, so that it is tried once."""
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def make(write: Write, *arguments: Any, **options: Any) -> Path:
+        return write(folder / f"{len(list(folder.iterdir()))}.gguf", *arguments, **options)
+
+    return make
+
+
 @contextmanager
 def opened(path: Path, **options: Any) -> Iterator[LlamaEmbedder]:
     config = EngineConfig(target=str(path), **options)
@@ -52,10 +66,18 @@ def tokens_of(embedder: Embedder) -> list[list[int]]:
     return [embedder.tokens_of(text) for text in TEXTS]
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("pooling", [MEAN, CLS, RANK])
-def test_an_encoder_computes_what_numpy_does(tmp_path: Path, pooling: int, kind: str) -> None:
-    path = write_bert(tmp_path / "bert.gguf", pooling, kind=kind)
+QUICK = ((MEAN, "F32"), (MEAN, "F16"), (CLS, "Q8_0"), (RANK, "F32"))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "kind"),
+    [
+        pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow)
+        for one in product((MEAN, CLS, RANK), ("F32", "F16", "Q8_0"))
+    ],
+)
+def test_an_encoder_computes_what_numpy_does(made: Write, pooling: int, kind: str) -> None:
+    path = made(write_bert, pooling, kind=kind)
     with opened(path) as embedder:
         texts = tokens_of(embedder)
         rows = embedder.rows(texts)
@@ -66,12 +88,12 @@ def test_an_encoder_computes_what_numpy_does(tmp_path: Path, pooling: int, kind:
 
 
 @pytest.mark.parametrize(
-    ("write", "pooling"),
-    [(write_bert, MEAN), (write_bert, CLS), (write_bert, RANK), (write_decoder, LAST),
-     (write_decoder, MEAN), (write_decoder, RANK)],
+    ("write", "pooling", "kind"),
+    [(write_bert, MEAN, "F32"), (write_bert, CLS, "F32"), (write_bert, RANK, "F32"),
+     (write_decoder, LAST, "F16"), (write_decoder, MEAN, "F16"), (write_decoder, RANK, "F16")],
 )  # fmt: skip
-def test_company_changes_no_row(tmp_path: Path, write: Write, pooling: int) -> None:
-    with opened(write(tmp_path / "model.gguf", pooling)) as embedder:
+def test_company_changes_no_row(made: Write, write: Write, pooling: int, kind: str) -> None:
+    with opened(made(write, pooling, kind=kind)) as embedder:
         texts = tokens_of(embedder)
         together = embedder.rows(texts)
         alone = np.concatenate([embedder.rows([text]) for text in texts])
@@ -88,11 +110,11 @@ def test_company_changes_no_row(tmp_path: Path, write: Write, pooling: int) -> N
      (write_decoder, MEAN, "F16")],
 )  # fmt: skip
 def test_embeddings_are_those_of_llama_cpp_python(
-    tmp_path: Path, write: Write, pooling: int, kind: str
+    made: Write, write: Write, pooling: int, kind: str
 ) -> None:
     import llama_cpp
 
-    path = write(tmp_path / "model.gguf", pooling, kind=kind)
+    path = made(write, pooling, kind=kind)
     texts = TEXTS[:-1]  # it reads control tokens in texts
     with opened(path) as embedder:
         ours = normalised(embedder.rows([embedder.tokens_of(text) for text in texts]))
@@ -105,22 +127,22 @@ def test_embeddings_are_those_of_llama_cpp_python(
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_pairs_are_joined_as_llama_cpps_server_does(tmp_path: Path) -> None:
-    with opened(write_bert(tmp_path / "bert.gguf", RANK)) as embedder:
+def test_pairs_are_joined_as_llama_cpps_server_does(made: Write) -> None:
+    with opened(made(write_bert, RANK, kind="F32")) as embedder:
         tokens = embedder.pair_tokens("the sky", "[SEP] x")
         sep, cls = PIECES.index("[SEP]"), PIECES.index("[CLS]")
         assert tokens[0] == cls
         assert tokens.count(sep) == 1, "a text's words are no control tokens"
         assert tokens[: tokens.index(sep)] == embedder.tokens_of("the sky")[:-1]
-    with opened(write_decoder(tmp_path / "decoder.gguf", RANK)) as embedder:
+    with opened(made(write_decoder, RANK, kind="F16")) as embedder:
         tokens = embedder.pair_tokens("the {document}", "<|im_end|>")
         text = RERANK.replace("{document}", "<|im_end|>").replace("{query}", "the {document}")
         assert b"".join(map(embedder.model.piece, tokens)).decode() == text
         assert embedder.num_dims == 2
 
 
-def test_a_decoder_reads_a_long_text_in_parts(tmp_path: Path) -> None:
-    with opened(write_decoder(tmp_path / "model.gguf"), context=1024) as embedder:
+def test_a_decoder_reads_a_long_text_in_parts(made: Write) -> None:
+    with opened(made(write_decoder, LAST, kind="F16"), context=1024) as embedder:
         text = embedder.tokens_of("the sky is blue " * 250)[:1000]
         assert len(text) > embedder.num_pass == 512
         begin = embedder.num_forwards
@@ -131,8 +153,8 @@ def test_a_decoder_reads_a_long_text_in_parts(tmp_path: Path) -> None:
         assert not np.allclose(embedder.rows([text[500:]]), parts, atol=0.05)
 
 
-def test_a_text_is_cut_before_what_ends_it(tmp_path: Path) -> None:
-    with opened(write_bert(tmp_path / "bert.gguf")) as embedder:
+def test_a_text_is_cut_before_what_ends_it(made: Write) -> None:
+    with opened(made(write_bert, MEAN, kind="F32")) as embedder:
         tokens = embedder.tokens_of("the sky " * 500)
         kept = embedder.cut(tokens)
         assert len(kept) == embedder.num_context == 128
@@ -152,8 +174,8 @@ def test_models_that_are_trained_for_fewer_numbers_are_known(
         assert embedder.is_matryoshka is is_known
 
 
-def test_contexts_are_checked(tmp_path: Path) -> None:
-    path = write_bert(tmp_path / "bert.gguf")
+def test_contexts_are_checked(made: Write) -> None:
+    path = made(write_bert, MEAN, kind="F32")
     for context, words in ((129, "128 or less"), (2, "use more")):
         with pytest.raises(DuodecError, match=words), opened(path, context=context):
             pass
@@ -161,19 +183,21 @@ def test_contexts_are_checked(tmp_path: Path) -> None:
         assert len(embedder.cut([5] * 50)) == 20
 
 
-@pytest.mark.parametrize("write", [write_bert, write_decoder])
-def test_what_embeds_does_not_generate(tmp_path: Path, write: Write) -> None:
-    path = write(tmp_path / "model.gguf")
+@pytest.mark.parametrize(
+    ("write", "pooling", "kind"), [(write_bert, MEAN, "F32"), (write_decoder, LAST, "F16")]
+)
+def test_what_embeds_does_not_generate(made: Write, write: Write, pooling: int, kind: str) -> None:
+    path = made(write, pooling, kind=kind)
     with pytest.raises(ModelUnreadable, match="use `duodec embed` or `duodec serve`"):
         LLM.load(path, draft=None)
     assert use_of(resolve_target(EngineConfig(target=str(path)))) == "embedding"
 
 
-def test_what_generates_makes_no_embeddings(tmp_path: Path) -> None:
+def test_what_generates_makes_no_embeddings(tmp_path: Path, made: Write) -> None:
     target = resolve_target(EngineConfig(target=str(write_dense(tmp_path / "model.gguf"))))
     with pytest.raises(ModelUnreadable, match="names no pooling"):
         load_embedder(target)
-    pooled = resolve_target(EngineConfig(target=str(write_bert(tmp_path / "bert.gguf"))))
+    pooled = resolve_target(EngineConfig(target=str(made(write_bert, MEAN, kind="F32"))))
     named = replace(pooled, config=replace(pooled.config, draft="smollm2-draft"))
     with pytest.raises(DuodecError, match="generates no text to draft"):
         load_embedder(named)
@@ -194,11 +218,11 @@ def test_a_damaged_model_is_found_in_its_trial(tmp_path: Path) -> None:
 
 
 def test_memory_that_is_short_makes_texts_shorter_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from duodec.backends.llamacpp.embedding import load as loading
 
-    path = write_decoder(tmp_path / "model.gguf", MEAN)
+    path = made(write_decoder, MEAN, kind="F16")
     told: list[str] = []
     monkeypatch.setattr(loading, "available_bytes", lambda: 17 << 20)
     with closing(

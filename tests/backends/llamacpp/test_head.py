@@ -145,7 +145,7 @@ def test_a_head_follows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not frequent is computed from when it came, all where little else comes, and what
     came long ago is left out again."""
     needs_ordered_heads()
-    monkeypatch.setattr(head, "_MOST_RARE", 3)
+    monkeypatch.setattr(head, "MOST_RARE", 3)
     model = LlamaRecipe(SHIPPED, 512, 1, num_head=2000).load()
     frequency = known(2000)
     text = np.tile(COMMON, 4)

@@ -149,7 +149,7 @@ def test_a_head_goes_on_from_the_end_of_a_text_that_it_has_not_read(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States are kept of so many tokens; what is older is never read."""
-    monkeypatch.setattr(heads, "_WINDOW", 16)
+    monkeypatch.setattr(heads, "WINDOW", 16)
     with closing(target_of(model)) as target:
         text = np.resize(np.arange(20, dtype=np.int32), 100)
         target.score([Query(0, text)])

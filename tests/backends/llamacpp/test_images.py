@@ -74,7 +74,9 @@ def pair(
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
-@pytest.mark.parametrize("prompt", [ABOUT, TWO], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "prompt", [pytest.param(ABOUT, id="one", marks=pytest.mark.slow), pytest.param(TWO, id="two")]
+)
 def test_every_method_has_the_text_of_plain_decoding(
     pair: Pair, temperature: float, prompt: Any
 ) -> None:

@@ -30,7 +30,6 @@ from duodec.methods.registry import METHODS
 from duodec.testing import InlineDrafter
 
 SLOW = pytest.mark.slow
-TEMPERATURES = (0.0, 0.8)
 DRAFTED = [
     name
     for name, kind in METHODS.items()
@@ -93,21 +92,19 @@ QUICK = ("a step seen, two waited for", "dies after a few requests")
 @pytest.mark.parametrize(
     "drafter", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in DRAFTERS]
 )
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=SLOW), 0.8])
 def test_a_slow_or_dead_drafter_changes_no_text(
-    pair: Pair, draft: DraftModel, drafter: str
+    pair: Pair, draft: DraftModel, drafter: str, temperature: float
 ) -> None:
-    model = pair.llm
-    for temperature in TEMPERATURES:
-        own = params(model, temperature)
-        for prompt in (ABOUT, TWO):
-            plain = tokens_of(model, prompt, own)
-            for method in DRAFTED:
-                loaded = model.loaded
-                llm = LLM(
-                    loaded.target, loaded.tokenizer, 512, DRAFTERS[drafter](draft),
-                    num_slots=NUM_SLOTS,
-                )  # fmt: skip
-                assert tokens_of(llm, prompt, own, method) == plain, (method, temperature)
+    loaded = pair.llm.loaded
+    own = params(pair.llm, temperature)
+    for prompt in (ABOUT, TWO):
+        plain = tokens_of(pair.llm, prompt, own)
+        for method in DRAFTED:
+            llm = LLM(
+                loaded.target, loaded.tokenizer, 512, DRAFTERS[drafter](draft), num_slots=NUM_SLOTS
+            )
+            assert tokens_of(llm, prompt, own, method) == plain, method
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.paced import PacedTarget
-from duodec.core.draft import Draft
+from duodec.core.draft import ROOT, Draft
 from duodec.core.drafters import RowQuery
 from duodec.core.targets import Query
 from duodec.errors import BadOption, ContextExceeded, ModelUnreadable
@@ -103,11 +103,14 @@ def test_a_tree_scores_as_its_branches_one_token_at_a_time(
     tree = Draft.sequences([[5, 6, 7, 8], [5, 9], [20, 21, 22], [30]])
     (rows,) = logits(target, Query(0, text, tree))
     target.trees(0).context.num_threads = 2
-    for node in range(-1, len(tree)):
-        path = np.array(tree.path_tokens(node), dtype=np.int32)
-        for length in range(len(path) + 1):
-            (alone,) = logits(target, Query(0, np.concatenate([text, path[:length]])))
-        assert np.array_equal(alone[0], rows[node + 1]), node
+    for leaf in set(range(len(tree))) - set(tree.parents):
+        nodes = [leaf]
+        while nodes[0] != ROOT:
+            nodes.insert(0, tree.parents[nodes[0]])
+        for node in nodes:
+            path = np.array(tree.path_tokens(node), dtype=np.int32)
+            (alone,) = logits(target, Query(0, np.concatenate([text, path])))
+            assert np.array_equal(alone[0], rows[node + 1]), node
 
 
 @pytest.mark.slow
@@ -370,13 +373,12 @@ def test_cores_that_are_left_in_the_middle_change_no_text(engine: LLM, method: s
     assert shared.count(False) > 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(
-    "method",
+    ("method", "temperature"),
     [
-        name if name in ("auto", "duo") else pytest.param(name, marks=pytest.mark.slow)
-        for name in KEYED
-        if name != "ar"
+        pytest.param(*one, marks=() if one in (("duo", 0.0), ("auto", 0.9)) else pytest.mark.slow)
+        for one in product(KEYED, (0.0, 0.9))
+        if one[0] != "ar"
     ],
 )
 def test_one_seed_one_text(

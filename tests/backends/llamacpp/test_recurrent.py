@@ -105,10 +105,11 @@ def test_rows_after_many_refusals_are_those_of_a_text_that_is_read_alone(
                 texts[slot] += [*chain[: dice.integers(0, len(chain) + 1)], *tokens(1)]
 
 
-UNSNAPPED = ("Mamba 2", "Qwen 3 Next", "Granite 4", "Falcon H1")
+UNSNAPPED = ("Mamba 2", "Falcon H1", "Qwen 3 Next", "Granite 4")
+ALIKE = [pytest.param(name, marks=pytest.mark.slow) for name in UNSNAPPED[2:]]  # hybrids, too
 
 
-@pytest.fixture(scope="module", params=UNSNAPPED)
+@pytest.fixture(scope="module", params=[*UNSNAPPED[:2], *ALIKE])
 def unsnapped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaModel]:
@@ -463,7 +464,7 @@ def test_of_a_long_text_the_end_is_read(hybrid: LlamaModel) -> None:
 def test_a_state_that_cannot_be_put_back_is_refused_as_a_draft(
     path: Path, monkeypatch: pytest.MonkeyPatch, model: LlamaModel
 ) -> None:
-    monkeypatch.setattr(LlamaRecurrent, "_put_back", lambda self, slot, checkpoint: False)
+    monkeypatch.setattr(LlamaRecurrent, "put_back", lambda self, slot, checkpoint: False)
     with pytest.raises(ModelUnreadable, match=r"cannot put back.*use another draft"):
         LlamaRecurrentDraft(model, num_context=100, num_threads=1)
 
@@ -488,7 +489,7 @@ def test_a_changed_turn_is_read_from_the_checkpoint_before_it(
 ) -> None:
     """Wherever a conversation changes, a part of it is read again, and its rows are the same."""
     dice = np.random.default_rng(12)
-    monkeypatch.setattr(recurrent, "_MOST_CHECKPOINTS", 5)
+    monkeypatch.setattr(recurrent, "MOST_CHECKPOINTS", 5)
 
     def tokens(count: int) -> list[int]:
         return [int(token) for token in dice.integers(1, hybrid.num_vocab, count)]
@@ -520,14 +521,14 @@ def test_checkpoints_are_bounded_by_their_bytes(
         text = list(range(60, 100))
         last_row(target, query(text))
         size = len(target._checkpoints[0][0].state)
-        monkeypatch.setattr(recurrent, "_CHECKPOINT_BYTES", 2 * 3 * size)
+        monkeypatch.setattr(recurrent, "CHECKPOINT_BYTES", 2 * 3 * size)
         for turn in range(10):
             text += range(100 + turn, 140 + turn)
             last_row(target, query(text))
         marks = [one.num_tokens for one in target._checkpoints[0]]
         assert len(marks) == 3
         assert marks[-1] == len(text) - 1
-        monkeypatch.setattr(recurrent, "_CHECKPOINT_BYTES", 0)
+        monkeypatch.setattr(recurrent, "CHECKPOINT_BYTES", 0)
         last_row(target, query([*range(100, 160)], (), 1))
         last_row(target, query([*range(100, 220)], (), 1))
         assert [one.num_tokens for one in target._checkpoints[1]] == [119]

@@ -194,7 +194,7 @@ def test_a_build_off_a_terminal_is_not_silent(
 ) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text(FAKE_PIP.replace("folder.mkdir()", "time.sleep(1.5); folder.mkdir()"))
-    monkeypatch.setattr(native, "_SAYS_EVERY_S", 0.5)
+    monkeypatch.setattr(native, "SAYS_EVERY_S", 0.5)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     said: list[str] = []
     native.find_or_build([sys.executable, str(slow)], "a cpu", "", said.append)
@@ -282,7 +282,7 @@ def test_kernels_that_do_not_compile_leave_llama_cpp_its_own(
 
 @pytest.mark.parametrize("chosen", [{}, {self_test.SWITCH: self_test.OFF}], ids=["ours", "theirs"])
 def test_the_installed_library_computes_what_the_weights_say(chosen: dict[str, str]) -> None:
-    found = self_test._examine(chosen)
+    found = self_test.examine(chosen)
     assert self_test.deviation(found.rows) < self_test.MOST_DEVIATION / 2
     assert found.product_deviation < self_test.MOST_PRODUCT_DEVIATION
     assert bool(found.kernels) == (found.product_deviation > 0) == (not chosen)
@@ -400,7 +400,7 @@ def test_a_faithful_library_is_examined_once(
         examined.append(True)
         return "AVX"
 
-    monkeypatch.setattr(self_test, "_choose", choose)
+    monkeypatch.setattr(self_test, "choose", choose)
     for _ in range(2):
         monkeypatch.delenv(self_test.CHECKED, raising=False)
         self_test.check()

@@ -186,7 +186,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("num_vocab", [50_257, 151_936])
+@pytest.mark.parametrize("num_vocab", [50_257, pytest.param(151_936, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("params", LARGE, ids=shown)
 def test_pruning_changes_no_draw_from_a_large_row(params: SamplingParams, num_vocab: int) -> None:
     num_compared = 0

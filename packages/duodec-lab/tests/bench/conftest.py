@@ -9,4 +9,4 @@ from duodec_lab.bench import run
 
 @pytest.fixture(autouse=True)
 def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_WARM_UP_TOKENS", 4)
+    monkeypatch.setattr(run, "WARM_UP_TOKENS", 4)

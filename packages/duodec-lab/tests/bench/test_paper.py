@@ -97,9 +97,9 @@ def web(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(paper, "urlopen", urlopen)
     pins = {task: hashlib.sha256(task.encode()).hexdigest() for task in TASKS}
-    monkeypatch.setattr(paper, "_PROMPTS", pins)
+    monkeypatch.setattr(paper, "PROMPTS", pins)
     blob = hashlib.sha1(b"blob 13\0GGUF and more", usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(paper, "_DRAFT_BLOB", blob)
+    monkeypatch.setattr(paper, "DRAFT_BLOB", blob)
     return {"files": files, "asked": asked}
 
 

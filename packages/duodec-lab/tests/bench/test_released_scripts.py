@@ -75,10 +75,10 @@ def test_every_script_is_compared(files: Path) -> None:
 
 
 def test_prompts_and_draft_are_the_released_files(files: Path) -> None:
-    assert blob_of(f"data/{DRAFT}") == paper._DRAFT_BLOB
+    assert blob_of(f"data/{DRAFT}") == paper.DRAFT_BLOB
     for task in TASKS:
         content = (files / "data" / f"{task}.jsonl").read_bytes()
-        assert hashlib.sha256(content).hexdigest() == paper._PROMPTS[task]
+        assert hashlib.sha256(content).hexdigest() == paper.PROMPTS[task]
         assert len(read_prompts(files / "data", [task], None)) == len(content.splitlines())
 
 

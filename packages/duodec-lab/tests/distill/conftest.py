@@ -23,4 +23,4 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def few_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are judged by one prompt and four tokens of it, where the verdict does not matter."""
-    monkeypatch.setattr(judging, "_OF", dict.fromkeys(judging._OF, (1, 4)))
+    monkeypatch.setattr(judging, "COUNTS", dict.fromkeys(judging.COUNTS, (1, 4)))

@@ -215,8 +215,8 @@ def test_a_large_vocabulary_stays_as_it_was(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers alone learn, against logits of frequent tokens."""
-    monkeypatch.setattr(recipe, "_MANY_TOKENS", 300)
-    monkeypatch.setattr(recipe, "_NUM_FREQUENT", 400)
+    monkeypatch.setattr(recipe, "MANY_TOKENS", 300)
+    monkeypatch.setattr(recipe, "NUM_FREQUENT", 400)
     done = work(models, tmp_path / "new.gguf")
     result = done.run()
     first, last = result.measures[0], result.measures[-1]

@@ -250,7 +250,7 @@ def test_a_list_of_models_is_one_line(models: bytes, capsys: pytest.CaptureFixtu
 def test_a_list_of_models_that_does_not_come_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(endpoint, "_CONNECT_S", 0.3)
+    monkeypatch.setattr(endpoint, "CONNECT_S", 0.3)
     with hostile(lambda path: iter([head("Content-Length: 10000")])) as server:
         assert run(["verify", server.url]) == 2
         with hostile(lambda path: _dripped(server)) as dripping:

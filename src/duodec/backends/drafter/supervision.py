@@ -15,7 +15,7 @@ _HANG_STEPS = 5.0  # nor does silence of fewer expected steps than this
 _UNKNOWN_STEP_S = 2.0  # expected before a step was measured
 _STARVED_S = 10.0  # longer silence counts as hanging, even without a core on a loaded machine
 _GLANCE_S = 0.05  # silence after which the process's activity is checked
-_BACKOFF_S = 1.0  # wait before the second restart; doubled for each one more
+BACKOFF_S = 1.0  # wait before the second restart; doubled for each one more
 _MAX_BACKOFF_S = 30.0
 
 
@@ -109,7 +109,7 @@ class Incidents:
         self._num_failures += 1
         if was_ready and not num_before:
             return 0.0
-        return min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0 ** min(max(0, num_before - 1), 10))
+        return min(_MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(max(0, num_before - 1), 10))
 
     def remedy(self) -> str | None:
         """Return what to report about it; None if enough was reported."""

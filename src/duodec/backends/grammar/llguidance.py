@@ -93,7 +93,7 @@ class Masks:
             return found
         weight = self._most_bytes if num_bytes is None else num_bytes + 2 * len(grammar.source)
         place = self._reserved(weight, is_measured=num_bytes is not None)
-        compiled = _Compiled(self._compiled(grammar), place)
+        compiled = _Compiled(self.compile(grammar), place)
         _try(self._path_mask(compiled))
         with self._lock:
             self._known[grammar] = compiled
@@ -132,7 +132,7 @@ class Masks:
     def _path_mask(self, compiled: _Compiled) -> PathMask:
         return PathMask(compiled, self._vocabulary.num_vocab, self.words.ends)
 
-    def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
+    def compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         with self._reading:
             if self._tokens is None:
                 self._tokens = self.words.opened()

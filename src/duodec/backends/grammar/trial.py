@@ -57,7 +57,7 @@ class GrammarTrial:
         BadOption for a grammar that takes too much or is invalid."""
         found = self._recalled(_key(grammar, words))
         if found is None:
-            found = self._remembered(grammar, words, *self._ended(grammar, words, self._seconds))
+            found = self._remembered(grammar, words, *self.ended(grammar, words, self._seconds))
         if isinstance(found, str):
             raise BadOption(found)
         return found
@@ -66,7 +66,7 @@ class GrammarTrial:
         """Return whether the result is known within a tenth of a second of processor time; it is
         then remembered. Raises BadOption for what is not a grammar in any notation."""
         if self._recalled(_key(grammar, words)) is None:
-            kind, said = self._ended(grammar, words, min(PROMPT_S, self._seconds))
+            kind, said = self.ended(grammar, words, min(PROMPT_S, self._seconds))
             if kind == SLOW:
                 return False
             self._remembered(grammar, words, kind, said)
@@ -96,7 +96,7 @@ class GrammarTrial:
             return f"{_NAME} is nested too deeply, by its references perhaps; write a flatter one"
         return too_complex(said) if kind == COMPLEX else refusal(grammar, said)
 
-    def _ended(self, grammar: Grammar, words: Words, seconds: float) -> tuple[int, str]:
+    def ended(self, grammar: Grammar, words: Words, seconds: float) -> tuple[int, str]:
         """Return how a trial of ``seconds`` ended, and its message. Raises BadOption."""
         if len(grammar.source) > MOST_SOURCE_BYTES:
             raise BadOption(_too_long(len(grammar.source)))

@@ -81,7 +81,7 @@ def chat(
             if not quiet:
                 names = models.name + (f" with {models.draft}" if models.draft else "")
                 say_dim(f"{names}, seed {conversation.sampling.seed}; /? for help, Ctrl-D leaves")
-            _talk(conversation, _terminal_reader())
+            _talk(conversation, terminal_reader())
         else:
             _talk(conversation, _pipe_reader)
 
@@ -127,7 +127,7 @@ def _pipe_reader(prompt: str) -> str:
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def _terminal_reader() -> ReadLine:
+def terminal_reader() -> ReadLine:
     """Return a line editor with the history of this chat; it writes to stderr."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import InMemoryHistory

@@ -56,11 +56,11 @@ def demo(
     """
     try:
         if pace is not None:
-            _compare(prompt, max_tokens, pace)
+            compare(prompt, max_tokens, pace)
         else:
-            _compare(prompt, max_tokens, _PACE)
+            compare(prompt, max_tokens, _PACE)
             say("")
-            if _compare(prompt, max_tokens, None) is False:
+            if compare(prompt, max_tokens, None) is False:
                 say_dim(_LITTLE)
     except (Stopped, KeyboardInterrupt):
         say_dim("interrupted")
@@ -77,7 +77,7 @@ def _command() -> str:
     return f"{'duodec' if is_found else os.path.relpath(sys.argv[0])} {own}"
 
 
-def _compare(prompt: str, max_tokens: int, pace: str | None) -> bool | None:
+def compare(prompt: str, max_tokens: int, pace: str | None) -> bool | None:
     """Decode plainly and with drafts, and print both and the result; see `is_worth`."""
     from duodec.loading.config import EngineConfig
 

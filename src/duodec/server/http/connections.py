@@ -47,7 +47,7 @@ _FRAMED = 1 + 1 / 16  # bytes of a body for each of its payload, besides those t
 _MOST_READS = 64  # of a message, however small; more must bring so many bytes each, or take so long
 _LEAST_READ = 256
 _REST_S = 0.05
-_LINGER_S = 5.0  # after its last response, for a client that is sending still
+LINGER_S = 5.0  # after its last response, for a client that is sending still
 _MOST_DROPPED = 1 << 20  # bytes that it may send meanwhile
 
 
@@ -416,7 +416,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._is_stopped:
             self.transport.resume_reading()
-        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
         self._connections.wait(self)
 
     def _stop_running(self) -> None:

@@ -19,7 +19,7 @@ from duodec.server.errors import ApiError
 MAX_DEPTH = 100
 MAX_VALUES = 300_000
 MAX_NAMES = 50_000  # of fields, arrays and objects: what is dear to make
-_PART = 1 << 18  # bytes that are counted at a time
+PART_BYTES = 1 << 18  # bytes that are counted at a time
 _REMEDY = "send one JSON object"
 
 
@@ -91,8 +91,8 @@ def size_of(data: bytes, most: Size = MOST) -> Size:
         data = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
     size = Size()
     depth = is_open_text = 0
-    for begin in range(0, len(data), _PART):
-        signs = np.frombuffer(data[begin : begin + _PART], dtype=np.uint8)
+    for begin in range(0, len(data), PART_BYTES):
+        signs = np.frombuffer(data[begin : begin + PART_BYTES], dtype=np.uint8)
         quotes = np.cumsum(signs == ord('"'), dtype=np.uint8)  # wraps, and stays odd or even
         is_text = (quotes & 1) ^ is_open_text
         is_open_text = int(is_text[-1])

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_MOST = 4_000  # values that are encoded at once: a millisecond or two
+MOST_VALUES = 4_000  # values that are encoded at once: a millisecond or two
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -21,10 +21,10 @@ def encoded(value: Any) -> bytes:
 
 
 def _parts(value: Any) -> Iterator[str]:
-    """Parts of at most about `_MOST` values, but for texts, which are quick."""
+    """Parts of at most about `MOST_VALUES` values, but for texts, which are quick."""
     if callable(value):
         value = value()
-    if not isinstance(value, dict | list | tuple) or _num_values(value) <= _MOST:
+    if not isinstance(value, dict | list | tuple) or _num_values(value) <= MOST_VALUES:
         yield _JSON.encode(value)
     elif isinstance(value, dict):
         yield from _joined("{", "}", list(value.items()), dict)
@@ -37,7 +37,7 @@ def _joined(begin: str, end: str, items: Sequence[Any], kind: type) -> Iterator[
     for batch in _batches(items):
         yield begin
         begin = ","
-        if len(batch) > 1 or _num_values(batch[0]) <= _MOST:
+        if len(batch) > 1 or _num_values(batch[0]) <= MOST_VALUES:
             yield _JSON.encode(kind(batch))[1:-1]
         elif kind is dict:
             name, value = batch[0]
@@ -49,12 +49,12 @@ def _joined(begin: str, end: str, items: Sequence[Any], kind: type) -> Iterator[
 
 
 def _batches(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Neighbours that have no more than `_MOST` values together; what has more is alone."""
+    """Neighbours that have no more than `MOST_VALUES` values together; what has more is alone."""
     batch: list[Any] = []
     num = 0
     for item in items:
         size = _num_values(item)
-        if batch and num + size > _MOST:
+        if batch and num + size > MOST_VALUES:
             yield batch
             batch, num = [], 0
         batch.append(item)
@@ -63,14 +63,14 @@ def _batches(items: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _num_values(value: Any) -> int:
-    """How many values it holds; not counted beyond `_MOST`, and a function holds more than that."""
+    """How many values it holds, counted to `MOST_VALUES`; a function holds more than that."""
     if callable(value):
-        return _MOST + 1
+        return MOST_VALUES + 1
     if not isinstance(value, dict | list | tuple):
         return 1
     num = 1 + len(value)
     for item in value.values() if isinstance(value, dict) else value:
-        if num > _MOST:
+        if num > MOST_VALUES:
             break
         if callable(item) or isinstance(item, dict | list | tuple):
             num += _num_values(item)

@@ -17,7 +17,7 @@ from duodec.server.logs import log, note
 from duodec.server.models.output_collector import OutputCollector
 
 _T = TypeVar("_T")
-_LAST_WORDS_S = 5.0  # that a client may take to read why its response ended
+LAST_WORDS_S = 5.0  # that a client may take to read why its response ended
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _EVENTS, _LINES = b"text/event-stream; charset=utf-8", b"application/x-ndjson"
 _HEADERS = [
@@ -173,7 +173,7 @@ class EventStream:
         self._is_complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        most_s = self._collector.left_s + _LAST_WORDS_S
+        most_s = self._collector.left_s + LAST_WORDS_S
         making = asyncio.ensure_future(self._make())
         try:
             await asyncio.wait_for(or_gone(receive, self._send_all(send)), most_s)

@@ -73,7 +73,7 @@ class OutputCollector:
         await self._hear(min(wait_s, left_s))
         if self._outputs and isinstance(failed := self._outputs[0][1], Failed):
             raise failed.error
-        outputs = list(_joined(self._taken()))
+        outputs = list(joined(self._taken()))
         if outputs:
             self._quiet_s = perf_counter() + self._interval_s
         self._open.difference_update(i for i, output in outputs if isinstance(output, Done))
@@ -133,7 +133,7 @@ def _ends(output: Output) -> bool:
     return not isinstance(output, Piece)
 
 
-def _joined(outputs: Iterator[Numbered]) -> Iterator[Numbered]:
+def joined(outputs: Iterator[Numbered]) -> Iterator[Numbered]:
     """The pieces of each choice as one, before what ends it."""
     pieces: dict[int, Piece] = {}
     for index, output in outputs:

@@ -22,7 +22,7 @@ from duodec.server.logs import log
 from duodec.server.models.residence import Residence
 from duodec.server.models.served import ModelLease, Served
 
-_LOOK_S = 0.02  # between two looks at whether a model's last request has ended
+LOOK_S = 0.02  # between two looks at whether a model's last request has ended
 
 Engine = LLM | Embedder
 
@@ -222,7 +222,7 @@ class Models:
                     return
                 if may_leave and model.end():
                     break
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(LOOK_S)
         finally:
             self._leaving = None
         residence.end(model, is_awaited=self._is_awaited(model.name))

@@ -32,7 +32,7 @@ _THREADS = 16
 _MAX_TOKENS = 128
 _WARM_UPS = {**dict.fromkeys(TASKS, 10), "mt_bench": 9}  # its script counts one less
 _TIMEOUT_S = 30
-_PROMPTS = {  # SHA-256; 80 questions a task, 164 functions
+PROMPTS = {  # SHA-256; 80 questions a task, 164 functions
     "humaneval": "4a74508c994b8b52830e5e32ac59792f5ff398950633a4784cb8a26594760eeb",
     "math_reasoning": "30c994252af44141d6fbc97f242168a002ca8317e754d988a25cda64d82a2bb3",
     "mt_bench": "119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
@@ -41,7 +41,7 @@ _PROMPTS = {  # SHA-256; 80 questions a task, 164 functions
     "summarization": "640c3a2d223f4d6a2369548164098c51d656fc9dcc1659d68f3c5a2456273302",
     "translation": "9193bafa84613d55e40c627766bd79f89f38f0fcb5c552de2280dca2d21bd464",
 }
-_DRAFT_BLOB = "a2d999450c8f312793799d982578d8bfc8e5c21b"  # as git names its content
+DRAFT_BLOB = "a2d999450c8f312793799d982578d8bfc8e5c21b"  # as git names its content
 _SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
     "helpful, detailed, and polite answers to the user's questions."
@@ -143,7 +143,7 @@ def spec_bench(*, offline: bool) -> Path:
     ChecksumMismatch and CacheUnwritable."""
     folder = cache_folder() / "data" / SPEC_BENCH
     remedy = f"clone {_REPOSITORY} and name its folder with --data DuoDecoding/data"
-    for task, digest in _PROMPTS.items():
+    for task, digest in PROMPTS.items():
 
         def is_right(content: bytes, digest: str = digest) -> bool:
             return hashlib.sha256(content).hexdigest() == digest
@@ -164,7 +164,7 @@ def draft_file(data: Path | None, *, offline: bool) -> Path:
 
 def _is_draft(content: bytes) -> bool:
     blob = b"blob %d\0" % len(content) + content
-    return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == _DRAFT_BLOB
+    return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == DRAFT_BLOB
 
 
 def _kept(path: Path, is_right: Callable[[bytes], bool], *, offline: bool, remedy: str) -> Path:

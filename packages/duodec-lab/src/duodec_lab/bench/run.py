@@ -42,7 +42,7 @@ _WARM_UP = Prompt(
     reference=None,
     code=None,
 )
-_WARM_UP_TOKENS = 48
+WARM_UP_TOKENS = 48
 
 OnProgress = Callable[[str, int, int], None]
 """What is being done, the amount done, and the total."""
@@ -117,7 +117,7 @@ class Runner:
         render = paper_named(plan.paper).render if plan.paper else None
         warm_ups: list[Conversation] = []
         if not plan.warm_ups:
-            warm_ups += record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS, render)
+            warm_ups += record(engine, [_WARM_UP], plan.sampling, WARM_UP_TOKENS, render)
         measured: list[Conversation] = []
         for conversation in record(
             engine, prompts, plan.sampling, plan.max_tokens, render, plan.short_tasks

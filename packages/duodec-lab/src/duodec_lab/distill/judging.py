@@ -18,7 +18,7 @@ from duodec_lab.distill.prompts.collect import Conversation
 CHAIN, DEFAULT, WITHOUT = "sps:4", "stream", "lookup"
 HEAD_CHAIN, AUTO = "eagle3:4", "auto"
 # prompts, and tokens of each: rows off the text, which the default method reads, are computed
-_OF = {CHAIN: (16, 64), HEAD_CHAIN: (16, 64), DEFAULT: (8, 32), AUTO: (8, 32), WITHOUT: (8, 32)}
+COUNTS = {CHAIN: (16, 64), HEAD_CHAIN: (16, 64), DEFAULT: (8, 32), AUTO: (8, 32), WITHOUT: (8, 32)}
 _EVEN_MS = "1:1,2:1"  # a step's price, the same for any number of tokens: no chain is cut short
 
 OnProgress = Callable[[str, int, int], None]
@@ -95,7 +95,7 @@ class _Bed:
 
     def tokens(self, method: str, *, draft_ms: str | None = None) -> float:
         """Tokens a forward pass by this method."""
-        num_prompts, num_tokens = _OF[method]
+        num_prompts, num_tokens = COUNTS[method]
         plan = BenchPlan(
             methods=(method,),
             targets=(self.config.target,),

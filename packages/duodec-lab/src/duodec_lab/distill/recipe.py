@@ -37,8 +37,8 @@ from duodec_lab.distill.work import Work, identity
 from duodec_lab.distill.writing import write_gguf
 
 _VERSION = 1
-_MANY_TOKENS = 65_536  # of a vocabulary; a larger one's embedding and head are kept
-_NUM_FREQUENT = 32_768  # of its tokens, whose logits are trained
+MANY_TOKENS = 65_536  # of a vocabulary; a larger one's embedding and head are kept
+NUM_FREQUENT = 32_768  # of its tokens, whose logits are trained
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Distillation(Work):
         """Whether embedding and head stay as they are: of a large vocabulary they are most of a
         small model, and its own already."""
         is_own = not self.is_transplanted and self.parallel is None
-        return is_own and self.num_vocab > _MANY_TOKENS
+        return is_own and self.num_vocab > MANY_TOKENS
 
     def _head(self, student: Any, recording: Recording) -> WholeHead:
         if not self._keeps_vocabulary:
@@ -214,7 +214,7 @@ class Distillation(Work):
         kinds = np.array(self.source.field("tokenizer.ggml.token_type"))
         is_numbered = self.source.field("tokenizer.ggml.model") == BYTE_PAIRS
         counted = recording.frequent_tokens().tolist()
-        frequency = Frequency.of(kinds, counted, is_numbered, _NUM_FREQUENT)
+        frequency = Frequency.of(kinds, counted, is_numbered, NUM_FREQUENT)
         return FrequentHead(student, self.settings.quantize, frequency.is_frequent)
 
     def _judge(self) -> tuple[Verdict, Verdict]:

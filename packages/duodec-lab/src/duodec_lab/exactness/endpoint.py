@@ -18,7 +18,7 @@ from duodec.server.http.limited_http import TooLarge, connected
 _T = TypeVar("_T")
 _OURS = "duodec"  # who owns a model of our server
 _NOT_SERVED = (400, 404, 405, 415, 422, 501)
-_CONNECT_S = 20.0
+CONNECT_S = 20.0
 _MOST = Size(num_values=2_000_000, num_names=500_000)  # of a response: logprobs of 16,000 tokens
 _MOST_WORDS = 400  # characters that are told of what a server says
 NUM_TOPS = 5
@@ -124,7 +124,7 @@ def opened(
     if not _is_address(base):
         raise BadOption(f"'{url}' is no address of a server; write http://HOST:PORT")
     try:
-        with _responding(base, _CONNECT_S, "GET", "models", key) as response:
+        with _responding(base, CONNECT_S, "GET", "models", key) as response:
             found = _parsed(response.read())
         listed = _translated(lambda: {_text(m["id"]): m.get("owned_by") for m in found["data"]})
     except Trouble as error:

@@ -61,7 +61,7 @@ class Network:
                 fuse(model)
             model.set_attn_implementation(NAME)
             with torch.inference_mode():
-                self._check_logits(expected)
+                self.check_logits(expected)
                 if gains:
                     self._fuse_layers(expected, on_warning)
         except BaseException:
@@ -86,7 +86,7 @@ class Network:
         """Fuse the layers if the kernels compile and give the model's logits."""
         try:
             self.split_layers = fuse_layers(self._model)
-            self._check_logits(expected)
+            self.check_logits(expected)
             self.has_fused_layers = True
         except Exception as error:  # noqa: BLE001  # a compiler may raise anything
             self.split_layers()
@@ -187,7 +187,7 @@ class Network:
             raise ModelUnreadable(f"{_name(self._model)} has keys and values of different shapes")
         return output.logits[0], list(cache.layers)
 
-    def _check_logits(self, expected: torch.Tensor) -> None:
+    def check_logits(self, expected: torch.Tensor) -> None:
         cache = self.cache(len(_PROBE))
         places = torch.arange(len(_PROBE), device=self.device)
         rows = Rows(places, torch.zeros_like(places), places[:, None])

@@ -72,7 +72,7 @@ def drawers(device: torch.device, num_vocab: int, on_warning: Callable[[str], No
     try:
         from duodec_torch.sampling.summary_kernel import fused_pick, fused_summarise
 
-        if _agree(fused_summarise, device, num_vocab):
+        if agree(fused_summarise, device, num_vocab):
             return Drawers(fused_pick, fused_summarise)
         reason = "its bits differ"
     except Exception as error:  # noqa: BLE001  # a compiler may raise anything
@@ -81,7 +81,7 @@ def drawers(device: torch.device, num_vocab: int, on_warning: Callable[[str], No
     return Drawers()
 
 
-def _agree(fused: Summarise, device: torch.device, num_vocab: int) -> bool:
+def agree(fused: Summarise, device: torch.device, num_vocab: int) -> bool:
     maker = torch.Generator(device).manual_seed(0)
     logits = 4 * torch.randn((6, num_vocab), generator=maker, device=device)
     logits[1] = logits[1].half().float()  # with many equal values

@@ -38,7 +38,7 @@ _WITHOUT_KERNELS = "-DDUODEC_KERNELS=OFF"
 _LOG_LINES_SHOWN = 25
 _BUILDING = "building-"
 _ABANDONED_AFTER_S = 24 * 3600
-_SAYS_EVERY_S = 30.0  # off a terminal
+SAYS_EVERY_S = 30.0  # off a terminal
 _FEWEST_STEPS = 5  # steps before the time left is estimated
 _BAR = 24
 _STEP = re.compile(rb"\[ *(\d+)/(\d+)\]|\[ *(\d+)(%)\]")  # printed by Ninja, by Make
@@ -371,7 +371,7 @@ def _run(
                 words = progress.words(_end_of(log), time.monotonic())
                 if is_seen:
                     print(f"\r\033[K  {words}", end="", file=sys.stderr, flush=True)
-                elif time.monotonic() - said_s >= _SAYS_EVERY_S:
+                elif time.monotonic() - said_s >= SAYS_EVERY_S:
                     said_s = time.monotonic()
                     report(f"  {words}")
     finally:

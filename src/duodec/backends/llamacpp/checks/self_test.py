@@ -84,7 +84,7 @@ def check() -> None:
     try:
         chosen = note.read_text(encoding="utf-8").strip()
     except OSError:
-        chosen = _choose()
+        chosen = choose()
         with contextlib.suppress(OSError):  # it is checked again next time
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(f"{chosen}\n", encoding="utf-8")
@@ -93,12 +93,12 @@ def check() -> None:
     os.environ[CHECKED] = key
 
 
-def _choose() -> str:
+def choose() -> str:
     """Return the instruction set of our kernels, or OFF for llama.cpp's. Raises
     BackendUnavailable."""
     fault = ""
     try:
-        ours = _examine({})
+        ours = examine({})
         if ours.kernels and not (
             _is_faithful(ours) and ours.product_deviation <= MOST_PRODUCT_DEVIATION
         ):
@@ -109,7 +109,7 @@ def _choose() -> str:
         _refuse(ours)
         warn(f"llama.cpp is built without our kernels for this CPU: {_MOVING}")
         return OFF
-    theirs = _examine({SWITCH: OFF})
+    theirs = examine({SWITCH: OFF})
     _refuse(theirs)
     if fault:
         warn(f"llama.cpp's own kernels are used ({fault}; please report it): {_MOVING}")
@@ -166,7 +166,7 @@ def _key(folder: Path) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _examine(switched: dict[str, str]) -> Examined:
+def examine(switched: dict[str, str]) -> Examined:
     """Return what a separate process finds in this environment. Raises BackendUnavailable."""
     command = [sys.executable, "-m", "duodec.backends.llamacpp.checks.self_test_child"]
     environment = {**os.environ, **NO_GPU, CHECKED: ANY, **switched}

@@ -29,7 +29,7 @@ BYTE_PAIRS = "gpt2"  # tokenizer.ggml.model of tokens that are numbered by their
 _NONE: Tokens = np.zeros(0, dtype=np.int32)
 _RECENT = 256  # tokens of a text that show which tokens it uses
 _LEAST_SHARE = 0.8  # share of them that were frequent or had occurred before
-_MOST_RARE = 512  # the latest tokens that are not frequent, each in another tile
+MOST_RARE = 512  # the latest tokens that are not frequent, each in another tile
 MANY_TOKENS = 40_000  # vocabulary size from which a part is computed by default
 _MOST, _PART = 32_768, 3  # this many rows, and a third of a smaller vocabulary's
 
@@ -131,12 +131,12 @@ class Head:
                 self._compute(len(self._frequency.is_frequent))
             return
         if self._rare is None or not num_known:
-            self._rare = _latest(self._frequency.rare(text))[:_MOST_RARE]
+            self._rare = _latest(self._frequency.rare(text))[:MOST_RARE]
         else:
             lacking = new[~self._is_computed[new]]
             if not len(lacking):
                 return
-            self._rare = _latest(np.concatenate([self._rare[::-1], lacking]))[:_MOST_RARE]
+            self._rare = _latest(np.concatenate([self._rare[::-1], lacking]))[:MOST_RARE]
         self._compute(self._frequency.num, self._rare)
         self._is_computed[:] = self._frequency.is_frequent
         self._is_computed[self._rare] = True

@@ -37,7 +37,7 @@ from duodec.core.targets import Candidates, Heads, Proposed, Query
 from duodec.errors import BadOption, ComputeFailed, DuodecError
 
 MOST_TOKENS = 8  # tokens that a layer proposes after one verdict, one after the other
-_WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
+WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
 NUM_BATCH = 512
 _TRIED = 8  # steps, to know what one costs
 _LEVELS = 3  # usual levels of a draft
@@ -76,8 +76,8 @@ class KnownText:
         del self.tokens[number:], self.states[number:]
         self.tokens.append(token)
         self.states.append(state)
-        if len(self.tokens) >= 2 * _WINDOW:
-            num_old = len(self.tokens) - _WINDOW
+        if len(self.tokens) >= 2 * WINDOW:
+            num_old = len(self.tokens) - WINDOW
             del self.tokens[:num_old], self.states[:num_old]
             self.begin += num_old
 

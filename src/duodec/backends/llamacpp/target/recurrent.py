@@ -41,8 +41,8 @@ NUM_SNAPSHOTS = 8  # snapshots of a slot's state, and so draft tokens of a forwa
 _LONG_TEXT = 32  # tokens after which another checkpoint is worth its memory
 _MOST_AGAIN = 8  # accepted tokens that are computed again with a chain, before a new checkpoint
 _MOST_KEPT = 2  # states of a slot, besides those of its prompts
-_MOST_CHECKPOINTS = 16  # of a slot's prompts, as far as all slots' fit in _MOST_BYTES
-_CHECKPOINT_BYTES = 1 << 30
+MOST_CHECKPOINTS = 16  # of a slot's prompts, as far as all slots' fit in CHECKPOINT_BYTES
+CHECKPOINT_BYTES = 1 << 30
 # This is LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent state, without keys and values.
 # ON_DEVICE (2) would leave it on a device, where a copy that finds no memory ends the process.
 _PARTIAL = 1
@@ -169,7 +169,7 @@ class LlamaRecurrent(LlamaChains):
         self._drop_beyond(slot, begin)
         if begin < self._num_fixed.get(slot, 0):
             found = max(self._states(slot), key=lambda one: one.num_tokens, default=None)
-            if found is None or not self._put_back(slot, found):
+            if found is None or not self.put_back(slot, found):
                 self.forget(slot)
                 return 0
             self._num_fixed[slot] = begin = found.num_tokens
@@ -204,7 +204,7 @@ class LlamaRecurrent(LlamaChains):
         old = kept.pop(0) if len(kept) == _MOST_KEPT else None
         kept.append(self._checkpoint(slot, num_tokens, old))
 
-    def _put_back(self, slot: int, checkpoint: _Checkpoint) -> bool:
+    def put_back(self, slot: int, checkpoint: _Checkpoint) -> bool:
         """Restore a slot's state; return whether it succeeded."""
         state = checkpoint.state
         size = self._lib.llama_state_seq_set_data_ext(
@@ -221,7 +221,7 @@ class LlamaRecurrent(LlamaChains):
             self._decode(work.part(1))
             checkpoint = self._checkpoint(slot, 1)
             self._decode(work.part(1))
-            is_back = len(checkpoint.state) > 0 and self._put_back(slot, checkpoint)
+            is_back = len(checkpoint.state) > 0 and self.put_back(slot, checkpoint)
             return is_back and bool(self._lib.llama_memory_seq_rm(self._memory, slot, 1, -1))
         finally:
             self.forget(slot)
@@ -259,8 +259,8 @@ class LlamaRecurrent(LlamaChains):
 
     def _most_checkpoints(self, num_bytes: int) -> int:
         """Return how many checkpoints a slot may have, for states of ``num_bytes``."""
-        fitting = _CHECKPOINT_BYTES // (self.num_slots * max(1, num_bytes))
-        return max(1, min(_MOST_CHECKPOINTS, fitting))
+        fitting = CHECKPOINT_BYTES // (self.num_slots * max(1, num_bytes))
+        return max(1, min(MOST_CHECKPOINTS, fitting))
 
     def _checkpoint(
         self, slot: int, num_tokens: int, old: _Checkpoint | None = None
