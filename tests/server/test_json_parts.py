@@ -28,7 +28,7 @@ def plain(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-@settings(max_examples=200)
+@settings(max_examples=500)
 @given(st.sampled_from([1, 2, 5, 20, 4000]), VALUES)
 def test_parts_are_the_json_of_the_whole(most: int, value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:

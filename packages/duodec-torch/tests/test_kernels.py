@@ -102,11 +102,14 @@ def test_the_kernels_compute_what_the_oracle_does(
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 20, 300, *map(rarely, (1, 80, 100, 5000))])
-def test_the_kernels_score_as_the_oracle_does(window: int | None, cap: float | None) -> None:
+@pytest.mark.parametrize(("num_rows", "num_splits"), [(5, 2), rarely((10, 3))])
+def test_the_kernels_score_as_the_oracle_does(
+    num_rows: int, num_splits: int, window: int | None, cap: float | None
+) -> None:
     """A row at each of the check's places, the last of which are beyond a split and a window."""
     sinks = torch.tensor([[0.5, -2.0], [3.0, 30.0]])
     scorings = [Scoring(0.3, window, cap, one) for one in (None, sinks)]
-    of = {"num_rows": 5, "num_splits": 2, "scorings": scorings}
+    of = {"num_rows": num_rows, "num_splits": num_splits, "scorings": scorings}
     assert kernels.check(2, 2, 8, torch.float32, DEVICE, **of) < 2e-6
 
 
@@ -143,6 +146,7 @@ def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None
     ("kind", "length", "has_own_layers", "chains"),
     [
         ("llama", 30, False, [[1, 2], [4]]),
+        pytest.param("llama", 30, False, [[1, 2, 3], [4, 5]], marks=pytest.mark.slow),
         ("llama", 334, True, [[1, 2, 3], [4, 5]]),
         pytest.param("gemma2", 334, False, [[1, 2, 3], [4, 5]], marks=pytest.mark.soak),
         pytest.param("gemma3_text", 90, False, [[1, 2, 3], [4, 5]], marks=pytest.mark.slow),
