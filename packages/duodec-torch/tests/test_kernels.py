@@ -102,7 +102,9 @@ def test_the_kernels_compute_what_the_oracle_does(
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 20, 300, *map(rarely, (1, 80, 100, 5000))])
-@pytest.mark.parametrize(("num_rows", "num_splits"), [(5, 2), rarely((10, 3))])
+@pytest.mark.parametrize(
+    ("num_rows", "num_splits"), [(5, 2), pytest.param(10, 3, marks=pytest.mark.slow)]
+)
 def test_the_kernels_score_as_the_oracle_does(
     num_rows: int, num_splits: int, window: int | None, cap: float | None
 ) -> None:
