@@ -138,11 +138,10 @@ def test_a_bundle_has_each_library_once_and_a_backend_for_each_variant(
         "llama_cpp/lib/avx2/libggml-cpu.so.0",
     }  # fmt: skip
     for name, variant in X86.items():
-        backend = bundled.place_of(name, X86, folder)
-        assert backend.read_text().endswith(variant.cmake_args)
-        # of the others no more is built
-        assert ("cpu_backend_only.cmake" in backend.read_text()) == (name != list(X86)[-1])
-    assert (libraries / "libllama.so").read_text().endswith(f".so {X86[list(X86)[-1]].cmake_args}")
+        backend = bundled.place_of(name, X86, folder).read_text()
+        assert backend.endswith(variant.cmake_args)
+        assert "cpu_backend_only.cmake" in backend  # no more is built of a variant
+    assert (libraries / "libllama.so").read_text() == "libllama.so "  # of this machine's build
     assert "diskcache" not in (folder / "llama_cpp" / "__init__.py").read_text()
     assert ("patchelf", "--set-rpath", "$ORIGIN", str(libraries / "libggml.so.0")) in ran
     inner = str(libraries / "avx512" / "libggml-cpu.so.0")
