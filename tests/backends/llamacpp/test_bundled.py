@@ -29,7 +29,8 @@ SKYLAKE_X = (*ZEN3, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl")
         (ICE_LAKE, "avx512"),
         ((*ZEN3, "avx_vnni"), "avxvnni"),
         ((*ICE_LAKE, "avx_vnni"), "avx512"),
-        (("avx", "f16c"), None),
+        (("avx", "f16c", "sse4_2"), "sse42"),
+        (("sse2", "ssse3"), None),
         ((), None),
     ],
 )
@@ -85,7 +86,7 @@ def test_a_processor_without_a_variant_is_told_to_build(
     machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(bundled, "instruction_sets", lambda: ["sse4_2"])
+    monkeypatch.setattr(bundled, "instruction_sets", lambda: ["ssse3"])
     with pytest.raises(BackendUnavailable, match="run `duodec setup --rebuild`"):
         bundled.cpu_backend()
 
@@ -134,10 +135,13 @@ def test_a_bundle_has_each_library_once_and_a_backend_for_each_variant(
         "llama_cpp/lib/libggml-base.so.0", "llama_cpp/lib/libggml-cpu.so.0",
         "llama_cpp/lib/libllama.so", "llama_cpp/lib/libllama.so.0", "llama_cpp/lib/libmtmd.so",
         "llama_cpp/lib/avx512/libggml-cpu.so.0", "llama_cpp/lib/avxvnni/libggml-cpu.so.0",
+        "llama_cpp/lib/avx2/libggml-cpu.so.0",
     }  # fmt: skip
     for name, variant in X86.items():
-        backend = bundled.place_of(name, X86, folder)
-        assert backend.read_text().endswith(variant.cmake_args)
+        backend = bundled.place_of(name, X86, folder).read_text()
+        assert backend.endswith(variant.cmake_args)
+        assert "cpu_backend_only.cmake" in backend  # no more is built of a variant
+    assert (libraries / "libllama.so").read_text() == "libllama.so "  # of this machine's build
     assert "diskcache" not in (folder / "llama_cpp" / "__init__.py").read_text()
     assert ("patchelf", "--set-rpath", "$ORIGIN", str(libraries / "libggml.so.0")) in ran
     inner = str(libraries / "avx512" / "libggml-cpu.so.0")

@@ -25,6 +25,9 @@ LIBRARIES = Path("llama_cpp", "lib")
 CPU_BACKEND = "libggml-cpu.so.0"  # as the other libraries name it
 FORCED = "DUODEC_CPU_VARIANT"  # environment variable with the variant to use
 _AVX2 = "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
+_SSE42 = "-DGGML_NATIVE=OFF -DGGML_SSE42=ON " + " ".join(
+    f"-DGGML_{name}=OFF" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")
+)
 _SETS_OF_AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _SETS_OF_AVX512 = ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 
@@ -45,6 +48,7 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
         ),
         "avxvnni": Variant((*_SETS_OF_AVX2, "avx_vnni"), f"{_AVX2} -DGGML_AVX_VNNI=ON"),
         "avx2": Variant(_SETS_OF_AVX2, _AVX2),
+        "sse42": Variant(("sse4_2",), _SSE42),  # llama.cpp's own kernels compute
     },
     "aarch64": {
         "dotprod": Variant(
