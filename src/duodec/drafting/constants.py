@@ -162,9 +162,9 @@ MAX_LABELS = 400.0
 """At this many labels the counts of a bin are halved, so that a new one always counts a little.
 Larger: steadier; smaller: it follows the text. By judgement. Doubled: nothing."""
 EXPECTED_IN_TURNS = (0.7, 0.1, 0.05, 0.05)
-"""How often the first, second, third and a later candidate of a draft model in turns are right, until
-some were labelled: nothing is labelled unless a step is asked for. With EXPECTED_BY_RANK in its
-place Qwen's pair on a card is 1.0 to 1.6% slower on three curves of five."""
+"""How often the first, second, third and a later candidate of a draft model in turns are right,
+until some were labelled: nothing is labelled unless a step is asked for. With EXPECTED_BY_RANK in
+its place Qwen's pair on a card is 1.0 to 1.6% slower on three curves of five."""
 PRIOR_WEIGHT_OF_RANKS = 16.0
 """The sets of a draft model's candidates that these priors count as. Larger: the drafter is waited
 for as readily for longer, and its first label does not end its trial (d674739e). Doubled: 0.0%."""
