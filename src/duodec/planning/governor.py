@@ -142,7 +142,8 @@ class Governor:
         trial, simpler = self._trials[sources], self._simpler(sources)
         if not simpler or trial.rate.num_rounds < self.trial:
             return constants.EXPECTED_SAVING * trial.first_pause / trial.pause
-        return max(constants.MIN_VALUE, 1.0 - simpler / trial.rate.value)
+        least = constants.EXPECTED_SAVING * trial.first_pause / trial.max_pause
+        return max(least, 1.0 - simpler / trial.rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """Return the best rate of simpler choices."""
