@@ -33,8 +33,8 @@ from duodec.backends.paced import PacedTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.drafters import RowQuery
 from duodec.core.targets import Query
+from duodec.drafting import constants
 from duodec.errors import BadOption, ContextExceeded, ModelUnreadable
-from duodec.methods import request
 from duodec.methods.registry import METHODS
 from duodec.models import resolve
 from duodec.planning.costs import Costs
@@ -459,7 +459,7 @@ def test_the_rejection_rule_is_reproducible_too(
     engine: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where every draft is waited for: this rule's text depends on what was drafted."""
-    monkeypatch.setattr(request, "PATIENCE", 200.0)
+    monkeypatch.setattr(constants, "MAX_WAIT", 200.0)
     first, second = (
         answer(engine, chat(QUESTIONS[0]), "sps-rejection", temperature=0.8, seed=2)
         for _ in range(2)
