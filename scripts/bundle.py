@@ -26,6 +26,7 @@ _BINDINGS = re.compile(
     r"llama_cpp/(_ctypes_extensions|llama_cpp)\.py|llama_cpp_python-[^/]*\.dist-info/(METADATA|licenses/.*)"
 )
 _CPU_BACKEND_ONLY = Path(__file__).with_name("cpu_backend_only.cmake")
+_KERNELS = b"duodec_kernels"  # a function that a CPU backend with our changes exports
 _INIT = f'from llama_cpp import llama_cpp\n\n__version__ = "{native.VERSION}"\n'
 
 
@@ -67,8 +68,15 @@ def _take(wheel: Path, folder: Path, cpu_backend: Path | None = None) -> None:
                 place = folder / member
             else:
                 continue
+            data = archive.read(member)
+            if cpu_backend and _KERNELS not in data:
+                sys.exit(
+                    f"{cpu_backend}: our kernels do not compile for this variant, and "
+                    "without them the other libraries' graphs lose a hybrid's states; use a newer "
+                    "compiler"
+                )
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(archive.read(member))
+            place.write_bytes(data)
 
 
 def _run(*command: str) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 import typer
 
 from benchmarks import Figures, in_process
-from benchmarks.decoding.ablation_cells import World
+from benchmarks.decoding.ablation_cells import TABLES, World
 from duodec.drafting import constants
 
 Value = float | tuple[float, ...]
@@ -84,7 +84,7 @@ _INERT: Mapping[str, Value] = {
 class Ablation:
     """Cells by what was changed, with those of earlier runs of the same tree."""
 
-    def __init__(self, kept: Path, worlds: Sequence[Path], tables: Sequence[str] = ()) -> None:
+    def __init__(self, kept: Path, worlds: Sequence[Path], tables: Sequence[str]) -> None:
         self._kept, self._cells = kept, [*map(str, worlds), *tables]
         self.base = self._computed({})
         found = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
@@ -132,8 +132,10 @@ def main(
     skip: Annotated[int, typer.Option(help="Leave out so many: held-out prompts.")] = 3,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 32,
     pairs: Annotated[str, typer.Option(help="smollm2, qwen.")] = "smollm2",
-    tables: Annotated[str, typer.Option(help="grid, long, batch; none: all.")] = "",
-    twice: Annotated[bool, typer.Option(help="Only double, whatever it says.")] = False,
+    tables: Annotated[str, typer.Option(help="Cells on tables, by commas.")] = ",".join(TABLES),
+    twice: Annotated[
+        bool, typer.Option(help="Only double: nothing is halved or left out.")
+    ] = False,
     only: Annotated[str, typer.Option(help="Constants, by commas; none: all.")] = "",
     change: Annotated[str, typer.Option(help="NAME=VALUE, by spaces: these together.")] = "",
 ) -> Figures | None:
@@ -146,9 +148,13 @@ def main(
             if not worlds[-1].exists():
                 recorded = world.recorded(data, limit, skip, max_tokens)
                 worlds[-1].write_bytes(pickle.dumps(recorded))
-    ablation = Ablation(
-        cache / f"ablation-{pairs}.json", worlds, tables.split(",") if tables else ()
-    )
+    chosen = tables.split(",")
+    if unknown := [name for name in chosen if name not in TABLES]:
+        raise typer.BadParameter(
+            f"--tables names {', '.join(unknown)}; choose from: {', '.join(TABLES)}"
+        )
+    kept = cache / f"ablation-{'-'.join([*pairs.split(','), *chosen])}.json"
+    ablation = Ablation(kept, worlds, chosen)
     if change:
         values = {k: json.loads(v) for k, v in (one.split("=") for one in change.split())}
         changes = ablation.changed(values)

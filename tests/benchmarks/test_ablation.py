@@ -49,7 +49,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 def test_constants_that_do_nothing_together_are_not_tried_alone(
     runs: list[Mapping[str, str]], tmp_path: Path
 ) -> None:
-    made = Ablation(tmp_path / "kept.json", [])
+    made = Ablation(tmp_path / "kept.json", [], [])
     found = made.each(dict.fromkeys("ABCEFGH", 1))
     assert found == {
         name: {"one": 0.0, "other": -0.5 if name == "B" else 0.0} for name in "ABCEFGH"
@@ -64,14 +64,14 @@ def test_constants_that_do_nothing_together_are_not_tried_alone(
         "C",
         "EFGH",
     ]
-    again = Ablation(tmp_path / "kept.json", [])
+    again = Ablation(tmp_path / "kept.json", [], [])
     assert again.each(dict.fromkeys("ABCEFGH", 1)) == found
     assert len(runs) == 9, "only the base is computed again"
 
 
 @pytest.mark.usefixtures("runs")
 def test_a_value_with_which_nothing_runs_loses_all(tmp_path: Path) -> None:
-    found = Ablation(tmp_path / "kept.json", []).changed({"D": 1})
+    found = Ablation(tmp_path / "kept.json", [], []).changed({"D": 1})
     assert found == {"one": -1.0, "other": -1.0}
 
 

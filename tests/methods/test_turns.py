@@ -297,3 +297,13 @@ def test_who_decodes_long_completions_reads_at_once() -> None:
     made = run(method, num_soon=10**9, prompt=prompt, params=replace(WARM, seed=6))
     assert made.target.drafter.first_s - FakeClock().now <= 5 * PASS_S
     assert made.tokens == plain_text(TABLE, replace(WARM, seed=6), 60, prompt)
+
+
+@pytest.mark.parametrize("shares_cores", [False, True])
+def test_a_draft_model_on_the_targets_device_is_tried_at_once(shares_cores: bool) -> None:
+    """One on its cores has to repay reading the prompt, and rests first."""
+    request = Request(
+        PROMPT, 64, drafter=InlineDrafter(DRAFT.load()), takes_turns=True, shares_cores=shares_cores
+    )
+    governor = Auto().governor(request)
+    assert governor.sources() == (Sources.FREE if shares_cores else Sources.ALL)
