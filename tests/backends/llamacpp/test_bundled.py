@@ -6,6 +6,7 @@ import importlib.util
 import platform
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -100,27 +101,46 @@ def script() -> ModuleType:
     return module
 
 
-def test_a_bundle_has_each_library_once_and_a_backend_for_each_variant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def build_with(kernels: Callable[[str], str], folder: Path) -> Callable[..., Path]:
+    """A build whose files hold their own names and the options that they were built with; in front
+    of them its CPU backend holds what ``kernels`` makes of the name of its processor."""
+
     def build(pip: object, cpu: str, cmake_args: str, say: object) -> Path:
-        """A wheel whose files hold their own names and the options that they were built with."""
-        wheel = tmp_path / f"{cpu}.whl"
+        wheel = folder / f"{cpu}.whl"
         libraries = ("libggml.so", "libggml.so.0", "libggml-cpu.so.0", "libggml-base.so.0.25.3",
                      "libggml-base.so.0", "libllama.so", "libllama.so.0", "libmtmd.so")  # fmt: skip
         with zipfile.ZipFile(wheel, "w") as archive:
             for name in libraries:
-                archive.writestr(f"lib/{name}", f"{name} {cmake_args}")
-                archive.writestr(f"llama_cpp/lib/{name}", f"{name} {cmake_args}")
+                data = (kernels(cpu) if "cpu" in name else "") + f"{name} {cmake_args}"
+                archive.writestr(f"lib/{name}", data)
+                archive.writestr(f"llama_cpp/lib/{name}", data)
             for name in ("llama_cpp.py", "_ctypes_extensions.py", "__init__.py", "llama.py"):
                 archive.writestr(f"llama_cpp/{name}", "import diskcache")
             archive.writestr("llama_cpp_python-0.3.36.dist-info/METADATA", "Version: 0.3.36")
             archive.writestr("llama_cpp_python-0.3.36.dist-info/RECORD", "")
         return wheel
 
+    return build
+
+
+def test_a_variant_without_our_kernels_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph would leave the writing of a hybrid's states to nobody."""
+    build = build_with(lambda cpu: "" if "avxvnni" in cpu else "duodec_kernels", tmp_path)
+    monkeypatch.setattr(native, "find_or_build", build)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(SystemExit, match=r"avxvnni.*our kernels do not compile.*newer compiler"):
+        script().bundle(tmp_path / "bundle")
+
+
+def test_a_bundle_has_each_library_once_and_a_backend_for_each_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = script()
     ran: list[tuple[str, ...]] = []
-    monkeypatch.setattr(native, "find_or_build", build)
+    monkeypatch.setattr(native, "find_or_build", build_with(lambda cpu: "duodec_kernels", tmp_path))
     monkeypatch.setattr(program, "_run", lambda *command: ran.append(command))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(sys, "platform", "linux")
